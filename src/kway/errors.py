@@ -1,0 +1,63 @@
+"""Every error that kway raises on purpose.
+
+``KwayError``
+    ``UsageError``: the user's input cannot work; raised before any process starts. Exit code 2.
+        ``DataError``: a data set is missing, truncated or malformed.
+        ``RefusedError``: the input is valid, but kway will not do it at this exactness level or layout.
+    ``RankError``: a rank raised or died. Carries the rank, its exit code and its traceback.
+    ``NonFiniteError``: the loss became NaN or infinite.
+"""
+
+
+class KwayError(Exception):
+    """Base of all errors of kway.
+
+    The message has up to three parts: what was found (``got``), what would be right (``need``) and what
+    the user can do about it (``do``).
+    """
+
+    exit_code = 1
+
+    def __init__(self, got: str, need: str = "", do: str = "") -> None:
+        self.got, self.need, self.do = got, need, do
+        super().__init__(got, need, do)
+
+    def __str__(self) -> str:
+        text = f"{self.got}: {self.need}" if self.need else self.got
+        return f"{text}; {self.do}" if self.do else text
+
+
+class UsageError(KwayError):
+    """The user's input cannot work. Raised before any process starts and before anything is written."""
+
+    exit_code = 2
+
+
+class DataError(UsageError):
+    """A data set is missing, truncated or malformed."""
+
+
+class RefusedError(UsageError):
+    """Valid input that kway refuses, with the reason: a level that a layout cannot keep, for example."""
+
+
+class NonFiniteError(KwayError):
+    """The loss became NaN or infinite. The message names epoch, step and rank."""
+
+
+class RankError(KwayError):
+    """A rank raised an exception, or its process ended early.
+
+    ``rank`` is the rank that failed first in time, ``exit_code`` what the job should exit with (a signal
+    ``s`` reads ``128 + s``), ``traceback`` the failing rank's own traceback, or an empty string where the
+    process died without one.
+    """
+
+    def __init__(self, rank: int, exit_code: int, cause: str, traceback: str = "") -> None:
+        self.rank, self.exit_code, self.cause, self.traceback = rank, exit_code, cause, traceback
+        super().__init__(f"rank {rank} failed", cause)
+        self.args = (rank, exit_code, cause, traceback)
+
+    def __str__(self) -> str:
+        head = f"rank {self.rank} failed: {self.cause}"
+        return f"{self.traceback.rstrip()}\n{head}" if self.traceback else head

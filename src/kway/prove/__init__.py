@@ -1,0 +1,1 @@
+"""The proof that k devices give what one device gives."""

@@ -1,0 +1,31 @@
+"""Names to things: one lookup for everything that users choose by name."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TypeVar
+
+from kway.errors import UsageError
+
+T = TypeVar("T")
+
+
+def known(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """Return ``table[name]``, or raise a ``UsageError`` that lists the known names of this ``kind``."""
+    if name in table:
+        return table[name]
+    raise unknown(kind, name, table)
+
+
+def unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
+    """Make the error for a name that is not known, with the closest known name where there is one."""
+    names = sorted(names)
+    close = get_close_matches(name, names, n=1)
+    advice = f"did you mean {close[0]!r}?" if close else ""
+    return UsageError(f"unknown {kind} {name!r}", f"known are {', '.join(names)}", advice)
+
+
+def modules_of(package: str) -> list[str]:
+    """List the modules of a package by name: a file that is put there is found without being registered."""
+    return sorted(found.name for found in iter_modules(import_module(package).__path__))

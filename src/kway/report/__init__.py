@@ -1,0 +1,1 @@
+"""Records in, pictures and tables out. No torch."""

@@ -1,0 +1,29 @@
+"""Where a process stands among the ranks of its job. Plain data: only ``kway.launch`` fills it in."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class World:
+    """One process's place in a job.
+
+    ``rank`` of ``size`` over all machines, ``local_rank`` of ``local_size`` on this one. ``device`` is a
+    torch device string (``cpu`` or ``cuda:1``), ``backend`` the name of the collective back end (``gloo`` or
+    ``nccl``), ``threads`` the number of intra-op CPU threads of this rank. ``origin`` says who made the rank:
+    ``alone`` (the user's own process, no process group), ``local`` (kway started it) or ``env`` (another
+    launcher, through ``RANK`` and ``WORLD_SIZE``).
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    device: str = "cpu"
+    backend: str = "gloo"
+    threads: int = 1
+    origin: str = "alone"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes files."""
+        return self.rank == 0
