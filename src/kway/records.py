@@ -1,0 +1,200 @@
+"""The records that stages hand to each other: frozen, validated, numbered, saved as JSON.
+
+A record is the only thing that one stage tells the next. ``save`` writes a file under its final name only
+when it is complete; ``load`` refuses a file of another kind or schema.
+"""
+
+import json
+import math
+import os
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from kway.errors import UsageError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path``: readers see the old file or the whole new one, never a part."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    """Turn tuples into lists and numbers that JSON lacks (NaN, infinities) into strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Record:
+    """Base of all records. A subclass names its ``kind`` (also its file: ``KIND.json``) and ``version``."""
+
+    kind: ClassVar[str] = ""
+    version: ClassVar[int] = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain JSON data, with ``kind`` and ``schema`` first."""
+        body: dict[str, Any] = _plain(asdict(self))
+        return {"kind": self.kind, "schema": self.version, **body}
+
+    def to_json(self) -> str:
+        """Return the record as indented JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def save(self, folder: Path) -> Path:
+        """Write ``KIND.json`` into ``folder`` and return its path."""
+        path = folder / f"{self.kind}.json"
+        write_atomically(path, (self.to_json() + "\n").encode())
+        return path
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Build the record from JSON data.
+
+        Raises ``UsageError`` where kind or schema differ, or a field is missing. Fields that this version
+        does not know are left out: other programs may add some.
+        """
+        if data.get("kind") != cls.kind or data.get("schema") != cls.version:
+            raise UsageError(
+                f"a record of kind {data.get('kind')!r}, schema {data.get('schema')!r}",
+                f"this reads {cls.kind!r}, schema {cls.version}",
+            )
+        names = {field.name for field in fields(cls)}
+        try:
+            return cls(**{key: value for key, value in data.items() if key in names})
+        except TypeError as error:
+            raise UsageError(f"{cls.kind} record: {error}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a record from its file, or from ``KIND.json`` in a folder."""
+        file = path / f"{cls.kind}.json" if path.is_dir() else path
+        try:
+            data = json.loads(file.read_text())
+        except FileNotFoundError:
+            raise UsageError(f"no file {file}") from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{file} is not a record: {error}") from None
+        if not isinstance(data, dict):
+            raise UsageError(f"{file} is not a record: it holds a {type(data).__name__}")
+        return cls.from_dict(data)
+
+
+@dataclass(frozen=True)
+class Cluster(Record):
+    """What a machine has. Memory in bytes.
+
+    ``cpu``: ``model``, ``cores`` (physical, whole machine), ``usable`` (logical processors that this process
+    may run on), ``memory_total``, ``memory_available``. ``gpus``: a list, in the order in which torch counts them, of
+    ``index`` (as torch counts), ``physical`` (as the driver counts), ``name``, ``uuid``, ``memory_total``,
+    ``memory_free``, ``compute_capability``. ``hidden``: GPUs of the driver that the environment hides.
+    ``links``: pairs ``a``, ``b`` (torch indices), ``peer`` (direct access) and ``over``. ``backends``: for
+    ``cpu`` and ``cuda`` the collective back end and ``why``. ``torch``: ``version``, ``cuda`` and what a cache holds
+    of facts that only torch knows. ``driver``: version, or ``None``. ``warnings``: lines for the user.
+    """
+
+    kind: ClassVar[str] = "cluster"
+
+    cpu: dict[str, Any]
+    gpus: list[dict[str, Any]]
+    hidden: list[dict[str, Any]]
+    links: list[dict[str, Any]]
+    backends: dict[str, dict[str, str]]
+    torch: dict[str, Any]
+    driver: str | None
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Plan(Record):
+    """Which layout a run uses, on what. ``device_set`` holds torch device strings, one a rank."""
+
+    kind: ClassVar[str] = "plan"
+
+    strategy: str
+    layout: dict[str, int]
+    device_set: list[str]
+    exactness: str
+    reason: str
+
+    @property
+    def devices(self) -> int:
+        """The number of devices, which is the number of ranks."""
+        return len(self.device_set)
+
+
+@dataclass(frozen=True)
+class Training(Record):
+    """What a training run did. Times in seconds, memory in bytes, one entry a rank where said so.
+
+    ``measured_step_s`` is the median over windows of at least 10 steps after warm-up, of wall time by step,
+    synchronised at the ends of the window, input wait included, evaluation and saving excluded; ``None`` where
+    the run was too short for one window. ``peak_memory_bytes`` has one entry a rank. ``epochs`` holds
+    ``epoch``, ``steps``, ``samples``, ``train_loss``, ``seconds`` (training only), ``samples_per_s``, ``lr``,
+    one entry ``train_NAME`` a metric and, where there is validation data, ``validation_loss`` and one a metric.
+    """
+
+    kind: ClassVar[str] = "train"
+
+    model: str
+    strategy: str
+    devices: int
+    device_set: list[str]
+    layout: dict[str, int]
+    exactness: str
+    step_kind: str
+    precision: str
+    batch_size: int
+    seed: int
+    steps: int
+    resumed_from_step: int | None
+    predicted_step_s: float | None
+    measured_step_s: float | None
+    input_wait_s: float
+    peak_memory_bytes: list[int]
+    weights_sha256: str
+    epochs: list[dict[str, Any]]
+    best: dict[str, Any] | None
+    notices: list[str]
+    versions: dict[str, str]
+    started: str
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class Proof(Record):
+    """What a comparison with one device found.
+
+    ``candidates`` has a row for each pair of strategy and number of devices: ``strategy``, ``devices``,
+    ``device_set``, ``level``, ``equal`` (``bits``, ``ulps``, ``no``, ``refused``, ``skipped``), ``reason``,
+    ``max_ulps`` (ulps of the tensor's largest magnitude), ``max_abs_diff``, ``first_difference`` (``step``,
+    ``tensor``) and ``tensors`` (how many were compared).
+    """
+
+    kind: ClassVar[str] = "proof"
+
+    model: str
+    reference: dict[str, Any]
+    verdict: str
+    batch_size: int
+    precision: str
+    steps: int
+    candidates: list[dict[str, Any]]
+    notices: list[str]
