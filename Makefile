@@ -1,0 +1,43 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-gpu check bench clean
+
+help:
+	@echo "make setup     virtual environment in .venv, packages as pinned in constraints.txt"
+	@echo "make demo      train LeNet on two devices and prove that the result is that of one"
+	@echo "make test      all tests that need no GPU"
+	@echo "make test-gpu  the tests that need a GPU"
+	@echo "make check     style, types, import directions"
+	@echo "make bench     benchmarks/overhead: kway against hand-written loops"
+	@echo "make clean     remove .venv and caches; runs/ stays"
+	@echo "Each does its own set-up. PYTHON=python3.12 chooses another Python (3.11 or newer)."
+
+$(READY): pyproject.toml constraints.txt scripts/setup.py
+	@$(PYTHON) scripts/setup.py
+
+setup: $(READY)
+
+demo: $(READY)
+	@$(BIN)/python scripts/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -q -m "not gpu"
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -q -m gpu
+
+check: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python benchmarks/overhead/run.py
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
