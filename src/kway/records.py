@@ -102,12 +102,13 @@ class Cluster(Record):
     """What a machine has. Memory in bytes.
 
     ``cpu``: ``model``, ``cores`` (physical, whole machine), ``usable`` (logical processors that this process
-    may run on), ``memory_total``, ``memory_available``. ``gpus``: a list, in the order in which torch counts them, of
-    ``index`` (as torch counts), ``physical`` (as the driver counts), ``name``, ``uuid``, ``memory_total``,
+    may run on), ``memory_total``, ``memory_available``. ``gpus``: a list in torch's order of ``index`` (as
+    torch counts), ``physical`` (as the driver counts), ``name``, ``uuid``, ``memory_total``,
     ``memory_free``, ``compute_capability``. ``hidden``: GPUs of the driver that the environment hides.
     ``links``: pairs ``a``, ``b`` (torch indices), ``peer`` (direct access) and ``over``. ``backends``: for
-    ``cpu`` and ``cuda`` the collective back end and ``why``. ``torch``: ``version``, ``cuda`` and what a cache holds
-    of facts that only torch knows. ``driver``: version, or ``None``. ``warnings``: lines for the user.
+    ``cpu`` and ``cuda`` the ``name`` of the collective back end and ``why``. ``torch``: ``version``,
+    ``cuda`` and what a cache holds of facts that only torch knows. ``driver``: version, or ``None``.
+    ``warnings``: lines for the user.
     """
 
     kind: ClassVar[str] = "cluster"
@@ -145,10 +146,11 @@ class Training(Record):
     """What a training run did. Times in seconds, memory in bytes, one entry a rank where said so.
 
     ``measured_step_s`` is the median over windows of at least 10 steps after warm-up, of wall time by step,
-    synchronised at the ends of the window, input wait included, evaluation and saving excluded; ``None`` where
-    the run was too short for one window. ``peak_memory_bytes`` has one entry a rank. ``epochs`` holds
+    synchronised at the ends of the window, input wait included, evaluation and saving excluded; ``None``
+    where the run was too short for one window. ``peak_memory_bytes`` has one entry a rank. ``epochs`` holds
     ``epoch``, ``steps``, ``samples``, ``train_loss``, ``seconds`` (training only), ``samples_per_s``, ``lr``,
-    one entry ``train_NAME`` a metric and, where there is validation data, ``validation_loss`` and one a metric.
+    one entry ``train_NAME`` a metric and, where there is validation data, ``validation_loss`` and one entry a
+    metric.
     """
 
     kind: ClassVar[str] = "train"

@@ -1,0 +1,53 @@
+"""Collectives over one group of ranks. A group of one rank does nothing, so callers need no branch."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Group:
+    """The ranks along one mesh axis. ``handle`` is torch's process group (``None``: all ranks of the job).
+
+    Every method but ``rank`` and ``size`` is a collective: all ranks of the group must call it, in the same
+    order, with tensors of the same shape and dtype.
+    """
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, handle: Any = None, ranks: list[int] | None = None
+    ) -> None:
+        self.rank, self.size, self.handle = rank, size, handle
+        self.ranks = ranks if ranks is not None else list(range(size))
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum ``tensor`` over the ranks in place and return it. Equal bits on all ranks."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.handle)
+        return tensor
+
+    def stack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Gather ``tensor`` (any shape S) of all ranks, in rank order, as one tensor of shape (size, *S)."""
+        if self.size == 1:
+            return tensor.unsqueeze(0)
+        gathered = tensor.new_empty((self.size * tensor.numel(),))
+        dist.all_gather_into_tensor(gathered, tensor.contiguous().reshape(-1), group=self.handle)
+        return gathered.reshape(self.size, *tensor.shape)
+
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrite ``tensor`` with the first rank's values and return it."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=self.ranks[0], group=self.handle)
+        return tensor
+
+    def objects(self, value: Any) -> list[Any]:
+        """Gather one picklable object of each rank, in rank order, on all ranks."""
+        if self.size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, value, group=self.handle)
+        return gathered
+
+    def barrier(self) -> None:
+        """Wait until all ranks of the group are here."""
+        if self.size > 1:
+            dist.barrier(group=self.handle)

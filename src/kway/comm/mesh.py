@@ -1,0 +1,53 @@
+"""Named axes over the ranks of a job, and the group of ranks along each."""
+
+from collections.abc import Mapping
+from itertools import product
+from math import prod
+
+import torch.distributed as dist
+
+from kway.comm.group import Group
+from kway.errors import UsageError
+
+
+class Mesh:
+    """Ranks laid out row-major over named axes: the last axis varies fastest.
+
+    ``layout`` maps axis names to sizes, outermost first; an empty layout is one device. Making a mesh is a
+    collective: torch wants every rank to take part in making every group.
+    """
+
+    def __init__(self, layout: Mapping[str, int], rank: int, size: int) -> None:
+        self.layout, self.rank, self.size = dict(layout), rank, size
+        if prod(self.layout.values()) != size:
+            text = ":".join(f"{axis}={count}" for axis, count in self.layout.items()) or "single"
+            raise UsageError(f"layout {text} over {size} ranks", f"it needs {prod(self.layout.values())}")
+        self.world = Group(rank, size)
+        self._groups = {axis: self._make(axis) for axis in self.layout}
+
+    def group(self, axis: str) -> Group:
+        """Return the group of the ranks that differ from this one along ``axis`` only."""
+        return self._groups[axis]
+
+    def coordinate(self, axis: str) -> int:
+        """Return this rank's place along ``axis``, from 0."""
+        return self._groups[axis].rank
+
+    def _make(self, axis: str) -> Group:
+        if self.layout[axis] == self.size:
+            return self.world
+        mine = None
+        others = [range(count) if name != axis else range(1) for name, count in self.layout.items()]
+        for corner in product(*others):
+            ranks = [self._flat(corner, axis, place) for place in range(self.layout[axis])]
+            handle = dist.new_group(ranks) if len(ranks) > 1 else None
+            if self.rank in ranks:
+                mine = Group(ranks.index(self.rank), len(ranks), handle, ranks)
+        assert mine is not None
+        return mine
+
+    def _flat(self, corner: tuple[int, ...], axis: str, place: int) -> int:
+        flat = 0
+        for (name, count), at in zip(self.layout.items(), corner, strict=True):
+            flat = flat * count + (place if name == axis else at)
+        return flat

@@ -1,0 +1,116 @@
+"""A job: what to train, on which data, how. It knows nothing of devices."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kway.errors import UsageError
+from kway.registry import known
+
+PRECISIONS: Mapping[str, str] = {
+    "fp64": "weights, inputs and arithmetic in 64-bit floating point",
+    "fp32": "as the model is, 32-bit by default, TF32 off",
+    "tf32": "32-bit storage, TF32 products on GPUs that have them",
+    "bf16": "32-bit weights, bfloat16 autocast",
+    "fp16": "32-bit weights, float16 autocast, with a gradient scaler",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job, in terms of one device.
+
+    ``model``
+        an ``nn.Module``, or a function without arguments that makes one. A function is called with torch's
+        generator seeded by ``seed``. An instance holds the trained weights afterwards.
+    ``loss``
+        ``loss(output, target)``: a built-in loss of torch with any ``reduction``; or a function that returns
+        per-sample losses (averaged over all elements of the global batch), or ``(sum, weight)``, or a scalar
+        (taken as a mean over the samples it saw). ``None``: the model takes the whole batch and returns
+        ``(sum, weight)``.
+    ``optimizer``
+        called once with the model's named parameters: ``partial(torch.optim.SGD, lr=0.1)``.
+    ``data``, ``validation``
+        a map-style data set, a tensor or array, a tuple or dict of them, or a ``DataLoader``, of which the
+        data set, collate function, workers and sampler are kept.
+    ``batch_size``
+        the global batch, in samples, on any number of devices. ``None``: the loader's own, else 256.
+    ``inputs``, ``target``
+        how a batch reaches model and loss: a key, a list of keys or a function of the batch. By default the
+        last element of a tuple, or the key ``target``, ``label`` or ``labels``, is the target.
+    ``penalty``
+        ``penalty(model)``, a scalar that does not depend on the data: added to the loss once.
+    ``schedule``
+        called with the optimizer, returns a scheduler of torch, advanced once for each optimizer step.
+    ``clip``
+        a largest gradient norm, or ``("norm", x)`` or ``("value", x)``: applied to the reduced gradient.
+    ``micro_batch``
+        the most samples a device computes at once; gradients accumulate to the same global batch.
+    ``metrics``
+        by name: ``metric(output, target)`` returns per-sample values or ``(sum, weight)``.
+    ``init``
+        the path of a weights file, or a function that is called with the model.
+
+    Raises ``UsageError`` for values that cannot work.
+    """
+
+    model: Any
+    loss: Any
+    optimizer: Callable[..., Any]
+    data: Any
+    validation: Any = None
+    batch_size: int | None = None
+    inputs: Any = None
+    target: Any = None
+    penalty: Callable[[Any], Any] | None = None
+    schedule: Callable[[Any], Any] | None = None
+    clip: float | tuple[str, float] | None = None
+    micro_batch: int | None = None
+    precision: str = "fp32"
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    init: Any = None
+    seed: int = 0
+    workers: int | None = None
+    shuffle: bool = True
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work on any number of devices."""
+        known("precision", self.precision, PRECISIONS)
+        for what, optional in (("model", False), ("optimizer", False), ("loss", True), ("penalty", True)):
+            value = getattr(self, what)
+            if not callable(value) and not (optional and value is None):
+                raise UsageError(f"{what}={value!r}", "it must be callable")
+        for what in ("batch_size", "micro_batch"):
+            _check_count(what, getattr(self, what), 1)
+        _check_count("workers", self.workers, 0)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise UsageError(f"seed={self.seed!r}", "it must be a whole number")
+        clip_rule(self.clip)
+
+    @property
+    def title(self) -> str:
+        """A name for messages and folders."""
+        name = self.name or getattr(self.model, "__name__", "") or type(self.model).__name__
+        return str(name).strip("<>") or "model"
+
+
+def _check_count(what: str, value: Any, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{what}={value!r}", "it must be a whole number")
+    if value < least:
+        raise UsageError(f"{what}={value}", f"it must be at least {least}")
+
+
+def clip_rule(clip: float | tuple[str, float] | None) -> tuple[str, float] | None:
+    """Read ``Job.clip``: ``None``, or ``("norm" | "value", limit)`` with a positive limit."""
+    if clip is None:
+        return None
+    kind, limit = clip if isinstance(clip, tuple | list) and len(clip) == 2 else ("norm", clip)
+    if kind not in ("norm", "value") or isinstance(limit, bool) or not isinstance(limit, int | float):
+        raise UsageError(f"clip={clip!r}", 'it must be a number, ("norm", number) or ("value", number)')
+    if not limit > 0:
+        raise UsageError(f"clip={clip!r}", "the limit must be greater than 0")
+    return str(kind), float(limit)

@@ -1,0 +1,90 @@
+"""Batch normalisation layers that see the global batch, without a change to the model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from kway.comm.group import Group
+from kway.errors import RefusedError
+from kway.step.normalise import Normalise, Statistics, gather_statistics
+
+
+class Presence:
+    """Whether this rank's current share counts. A rank without samples runs a ghost that must not count."""
+
+    def __init__(self) -> None:
+        self.counts = True
+
+
+def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """List the batch normalisation layers of a model, by name."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+
+
+@contextmanager
+def global_statistics(model: nn.Module, group: Group, presence: Presence) -> Iterator[None]:
+    """While open, every batch normalisation layer of ``model`` uses the statistics of the whole group.
+
+    The layers stay the same objects of the same class with the same names; only their ``forward`` is replaced
+    on the instance. Raises ``RefusedError`` for a subclass that computes its own forward.
+    """
+    found = layers(model)
+    for name, module in found:
+        if type(module).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+            raise RefusedError(
+                f"layer {name!r} ({type(module).__name__}) computes batch statistics in a forward of its own",
+                "several devices at level math need the statistics of the global batch",
+                "use torch's BatchNorm there, or exactness loose",
+            )
+
+    def forward_of(module: _BatchNorm) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: global_forward(module, x, group, presence)
+
+    for _, module in found:
+        vars(module)["forward"] = forward_of(module)
+    try:
+        yield
+    finally:
+        for _, module in found:
+            vars(module).pop("forward", None)
+
+
+def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: Presence) -> torch.Tensor:
+    """Compute ``module(x)`` for x of shape (N, C, ...) with the statistics of all ranks' x.
+
+    A collective wherever the layer uses batch statistics. Raises ``ValueError`` where the global batch has
+    only one value a channel, as torch does.
+    """
+    module._check_input_dim(x)  # type: ignore[no-untyped-call]
+    by_batch = module.training or (module.running_mean is None and module.running_var is None)
+    if not by_batch:
+        running = module.running_mean, module.running_var
+        return nn.functional.batch_norm(x, *running, module.weight, module.bias, False, 0.0, module.eps)
+    statistics = gather_statistics(x, group, presence.counts)
+    # Reading the count waits for the device: only a share this small can mean that the batch is too small.
+    if module.training and x.numel() <= x.size(1) and statistics.count.item() <= 1:
+        raise ValueError(
+            f"batch normalisation needs more than 1 value a channel to train, and the global batch has "
+            f"{statistics.count.item():.0f} (input {tuple(x.shape)} on rank {group.rank}): use a larger batch"
+        )
+    if module.training and module.track_running_stats:
+        _update_running(module, statistics)
+    arguments = (x, module.weight, module.bias, statistics, module.eps, group, presence.counts)
+    y: torch.Tensor = Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
+    return y
+
+
+@torch.no_grad()
+def _update_running(module: _BatchNorm, statistics: Statistics) -> None:
+    factor = module.momentum
+    if module.num_batches_tracked is not None:
+        module.num_batches_tracked.add_(1)
+        if factor is None:
+            factor = 1.0 / float(module.num_batches_tracked)
+    unbiased = statistics.var * (statistics.count / (statistics.count - 1))
+    for running, value in ((module.running_mean, statistics.mean), (module.running_var, unbiased)):
+        if running is not None and factor is not None:
+            running.copy_(running.double() * (1 - factor) + value * factor)

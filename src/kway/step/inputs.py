@@ -1,0 +1,125 @@
+"""How a batch reaches the model and the loss."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from kway.errors import UsageError
+
+TARGET_KEYS = ("target", "label", "labels")
+
+
+def move(value: Any, device: torch.device, floating: torch.dtype | None = None) -> Any:
+    """Copy every tensor in nested tuples, lists, dicts and dataclasses to ``device``.
+
+    ``floating``: the dtype that real floating-point tensors get; ``None`` leaves them as they are.
+    """
+    if isinstance(value, torch.Tensor):
+        dtype = floating if floating is not None and value.is_floating_point() else value.dtype
+        return value.to(device=device, dtype=dtype, non_blocking=value.is_pinned())
+    if isinstance(value, Mapping):
+        moved = {key: move(item, device, floating) for key, item in value.items()}
+        return moved if type(value) is dict else _rebuilt(value, moved)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(move(item, device, floating) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(move(item, device, floating) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {f.name: move(getattr(value, f.name), device, floating) for f in fields(value) if f.init}
+        return replace(value, **changed)
+    return value
+
+
+def _rebuilt(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    try:
+        return type(value)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any], Any]
+
+
+def splitter(inputs: Any, target: Any, has_loss: bool) -> Callable[[Any], Call]:
+    """Return a function that turns a batch into (args, kwargs, target).
+
+    They are for ``loss(model(*args, **kwargs), target)``. ``inputs`` and ``target`` are those of the job.
+    Without a loss the model gets the whole batch.
+    The returned function raises ``UsageError`` for a batch in which it finds no target.
+    """
+
+    def split(batch: Any) -> Call:
+        if inputs is None and target is None:
+            return _by_convention(batch, has_loss)
+        goal = _pick(batch, target) if target is not None else _default_target(batch, has_loss)
+        chosen = _pick(batch, inputs) if inputs is not None else _without(batch, target)
+        args, kwargs = _as_call(chosen)
+        return args, kwargs, goal
+
+    return split
+
+
+def _by_convention(batch: Any, has_loss: bool) -> Call:
+    if not has_loss:
+        args, kwargs = _as_call(batch)
+        return args, kwargs, None
+    goal = _default_target(batch, has_loss)
+    if isinstance(batch, Mapping):
+        key = next(key for key in TARGET_KEYS if key in batch)
+        return (), {str(k): v for k, v in batch.items() if k != key}, goal
+    return tuple(batch[:-1]), {}, goal
+
+
+def _default_target(batch: Any, has_loss: bool) -> Any:
+    if not has_loss:
+        return None
+    if isinstance(batch, Mapping):
+        for key in TARGET_KEYS:
+            if key in batch:
+                return batch[key]
+        raise UsageError(
+            f"a batch with the keys {', '.join(map(str, batch))}",
+            f"the target is looked for under {', '.join(TARGET_KEYS)}",
+            "name it with target=",
+        )
+    if isinstance(batch, list | tuple) and len(batch) > 1:
+        return batch[-1]
+    raise UsageError(
+        f"a batch that is a {type(batch).__name__}",
+        "the target is the last element of a tuple, or a key of a dict",
+        "name both parts with inputs= and target=",
+    )
+
+
+def _pick(batch: Any, how: Any) -> Any:
+    if callable(how):
+        return how(batch)
+    if isinstance(how, list | tuple):
+        chosen = [_pick(batch, key) for key in how]
+        return dict(zip(how, chosen, strict=True)) if isinstance(batch, Mapping) else tuple(chosen)
+    try:
+        return getattr(batch, how) if isinstance(how, str) and not isinstance(batch, Mapping) else batch[how]
+    except (KeyError, IndexError, AttributeError, TypeError):
+        raise UsageError(f"no {how!r} in a batch that is a {type(batch).__name__}") from None
+
+
+def _without(batch: Any, key: Any) -> Any:
+    """Return what is left of a batch for the model once the target is taken out."""
+    if isinstance(batch, Mapping):
+        return {k: v for k, v in batch.items() if callable(key) or k != key}
+    if isinstance(batch, list | tuple) and isinstance(key, int):
+        place = key % len(batch)
+        return tuple(item for at, item in enumerate(batch) if at != place)
+    if isinstance(batch, list | tuple) and len(batch) > 1:
+        return tuple(batch[:-1])
+    return batch
+
+
+def _as_call(chosen: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(chosen, Mapping):
+        return (), {str(key): item for key, item in chosen.items()}
+    if isinstance(chosen, tuple | list):
+        return tuple(chosen), {}
+    return (chosen,), {}

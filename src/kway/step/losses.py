@@ -1,0 +1,154 @@
+"""Losses as a sum and a weight, so that shares of any size add up to the loss of the global batch.
+
+The loss of a global batch is ``sum(w_i * l_i) / sum(w_i)``. A share computes its own sum and its own weight;
+sums and weights add over micro-batches and devices; one division at the end gives the value and the gradient
+of one device. Means never meet means.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from kway.errors import UsageError
+
+Tensor = torch.Tensor
+
+# Built-in losses whose mean is the sum over all elements, divided by the number of elements.
+_ELEMENTWISE = (
+    nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss,
+    nn.PoissonNLLLoss, nn.SoftMarginLoss, nn.MultiLabelMarginLoss, nn.MultiMarginLoss,
+    nn.MultiLabelSoftMarginLoss, nn.HingeEmbeddingLoss,
+)  # fmt: skip
+# Built-in losses whose mean divides by the weights of the classes that are not ignored.
+_BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss)
+_FUNCTIONS: dict[Any, type[nn.Module]] = {
+    F.mse_loss: nn.MSELoss,
+    F.l1_loss: nn.L1Loss,
+    F.smooth_l1_loss: nn.SmoothL1Loss,
+    F.huber_loss: nn.HuberLoss,
+    F.binary_cross_entropy: nn.BCELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.kl_div: nn.KLDivLoss,
+    F.poisson_nll_loss: nn.PoissonNLLLoss,
+    F.soft_margin_loss: nn.SoftMarginLoss,
+    F.multilabel_margin_loss: nn.MultiLabelMarginLoss,
+    F.multi_margin_loss: nn.MultiMarginLoss,
+    F.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
+    F.hinge_embedding_loss: nn.HingeEmbeddingLoss,
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.nll_loss: nn.NLLLoss,
+}
+
+
+class LossRule:
+    """A loss that knows how it adds up.
+
+    ``rule(output, target, samples)`` returns ``(total, weight)``: a differentiable scalar, the sum over the
+    share, and a scalar tensor. ``averaged`` says whether the global value is the sum of totals divided by the
+    sum of weights, or the plain sum of totals.
+    """
+
+    def __init__(self, compute: Callable[[Any, Any, int], tuple[Tensor, Tensor]], averaged: bool) -> None:
+        self._compute, self.averaged = compute, averaged
+
+    def __call__(self, output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
+        """Compute total and weight of one share of ``samples`` samples."""
+        return self._compute(output, target, samples)
+
+
+def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = None) -> LossRule:
+    """Make the rule for a job's loss. ``floating``: dtype for the loss's own tensors (class weights).
+
+    Raises ``UsageError`` for a loss with trainable parameters, or a reduction that torch does not know.
+    """
+    if loss is None:
+        return LossRule(lambda output, _, samples: _own(output, samples, "the model"), True)
+    builtin = _as_builtin(loss)
+    if builtin is None:
+        if isinstance(loss, nn.Module):
+            loss = _placed(loss, device, floating)
+        return LossRule(lambda output, target, samples: _own(loss(output, target), samples, "the loss"), True)
+    module = _placed(builtin, device, floating)
+    reduction = str(module.reduction)
+    if reduction not in ("none", "mean", "sum", "batchmean"):
+        raise UsageError(f"a loss with reduction={reduction!r}", "known are none, mean, sum")
+    module.reduction = "none"  # type: ignore[assignment]
+
+    def compute(output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
+        losses: Tensor = module(output, target)
+        if reduction == "batchmean":
+            return losses.sum(), losses.new_tensor(float(losses.shape[0]))
+        if reduction == "mean" and isinstance(module, _BY_CLASS) and not target.is_floating_point():
+            return losses.sum(), _class_weight(module, target, losses)
+        return losses.sum(), losses.new_tensor(float(losses.numel()))
+
+    return LossRule(compute, reduction != "sum")
+
+
+def _as_builtin(loss: Any) -> nn.Module | None:
+    """Return a built-in loss as a module, or ``None`` for a loss that is the user's own."""
+    if isinstance(loss, nn.Module):
+        known = next((kind for kind in (*_ELEMENTWISE, *_BY_CLASS) if isinstance(loss, kind)), None)
+        return loss if known is not None and type(loss).forward is known.forward else None
+    function: Any = loss
+    options: dict[str, Any] = {}
+    while isinstance(function, partial) and not function.args:
+        options = {**function.keywords, **options}
+        function = function.func
+    kind = _FUNCTIONS.get(function) if _hashable(function) else None
+    if kind is None or {"size_average", "reduce"} & options.keys():
+        return None
+    try:
+        return kind(**options)
+    except TypeError:
+        return None
+
+
+def _hashable(value: Any) -> bool:
+    return type(value).__hash__ is not None
+
+
+def _placed(loss: nn.Module, device: torch.device, floating: torch.dtype | None) -> nn.Module:
+    if any(parameter.requires_grad for parameter in loss.parameters()):
+        raise UsageError(
+            f"a loss with trainable parameters ({type(loss).__name__})",
+            "only the model's parameters are trained",
+            "make it a part of the model, which then returns (sum, weight), and pass loss=None",
+        )
+    return copy.deepcopy(loss).to(device=device, dtype=floating)
+
+
+def _class_weight(module: nn.Module, target: Tensor, losses: Tensor) -> Tensor:
+    """Sum the weights of the classes of all targets that are not ignored."""
+    valid: Tensor = torch.ne(target, int(module.ignore_index))  # type: ignore[arg-type]
+    weight = vars(module)["_buffers"].get("weight")
+    if weight is None:
+        return valid.sum().to(losses.dtype)
+    total: Tensor = weight[target.masked_fill(~valid, 0)].masked_fill(~valid, 0).sum()
+    return total.to(losses.dtype)
+
+
+def _own(value: Any, samples: int, who: str) -> tuple[Tensor, Tensor]:
+    """Read what a user's loss returned: per-sample losses, ``(sum, weight)``, or a scalar."""
+    if isinstance(value, tuple | list) and len(value) == 2:
+        total, weight = value
+        return total, torch.as_tensor(weight, dtype=total.dtype, device=total.device).detach()
+    if not isinstance(value, torch.Tensor):
+        raise UsageError(
+            f"{who} returned a {type(value).__name__}",
+            "it must return per-sample losses, a pair (sum, weight) or a scalar",
+        )
+    if value.dim() == 0:
+        warnings.warn(
+            f"{who} returned a scalar: it is taken as a mean over the samples it saw. Return per-sample "
+            "losses or (sum, weight) to be exact for any weights",
+            stacklevel=2,
+        )
+        return value * samples, value.new_tensor(float(samples)).detach()
+    return value.sum(), value.new_tensor(float(value.numel())).detach()

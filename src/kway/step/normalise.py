@@ -1,0 +1,122 @@
+"""The arithmetic of batch normalisation over a group of ranks, forward and backward.
+
+Each rank contributes count, mean and variance of its share. They are gathered in rank order and combined in
+float64 (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
+1979), so that every rank holds the same bits. The backward pass is that of Ioffe and Szegedy, "Batch
+normalization" (2015), section 3, with the sums of dy and of dy * (x - mean) taken over the group.
+
+Shapes: x is (N, C, ...); statistics are (C,).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kway.comm.group import Group
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and biased variance by channel of the group's batch, and the count of values a channel.
+
+    All are float64 tensors on the batch's device; nothing is read back to the host.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+
+def spread(values: Tensor, like: Tensor) -> Tensor:
+    """Shape per-channel values (C,) so that they broadcast over (N, C, ...)."""
+    return values.view(1, -1, *[1] * (like.dim() - 2))
+
+
+def gather_statistics(x: Tensor, group: Group, counts: bool) -> Statistics:
+    """Combine the statistics of all ranks' x. A rank whose share does not count contributes nothing."""
+    channels = x.size(1)
+    values = x.numel() // channels if counts and channels else 0
+    local = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
+    if values:
+        mean, var = torch.batch_norm_update_stats(x.detach(), None, None, 0.0)
+        local[:channels].copy_(mean)
+        local[channels : 2 * channels].copy_(var)
+        local[-1] = values
+    every = group.stack(local)
+    means, variances, count = every[:, :channels], every[:, channels : 2 * channels], every[:, -1:]
+    total = count.sum()
+    mean = (means * count).sum(0) / total
+    var = ((variances + (means - mean).square()) * count).sum(0) / total
+    return Statistics(mean, var, total)
+
+
+class Normalise(torch.autograd.Function):
+    """``apply(x, weight, bias, statistics, eps, group, counts)``: y = (x - mean) / sqrt(var + eps) * w + b.
+
+    The gradient flows through the statistics of the whole group: backward is a collective. The gradients of
+    weight and bias are those of this rank's share, as for any other parameter.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        """Normalise this rank's x."""
+        x, weight, bias, statistics, eps, group, counts = args
+        x = x if _last(x) else x.contiguous()
+        inner = torch.promote_types(torch.float32, x.dtype)
+        invstd = (statistics.var + eps).rsqrt()
+        ctx.save_for_backward(x, weight, statistics.mean.to(inner), invstd.to(inner), statistics.count)
+        ctx.group, ctx.counts, ctx.eps = group, counts, eps
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        if x.is_cuda:
+            mean, invstd = statistics.mean.to(inner), invstd.to(inner)
+            return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
+        scale = invstd if weight is None else invstd * weight
+        shift = -statistics.mean * scale if bias is None else bias - statistics.mean * scale
+        return torch.addcmul(spread(shift.to(inner), x), x, spread(scale.to(inner), x)).to(x.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        """Return the gradients of x, weight and bias."""
+        x, weight, mean, invstd, count = ctx.saved_tensors
+        dy = grads[0].contiguous(memory_format=torch.channels_last) if _last(x) else grads[0].contiguous()
+        sums = _local_sums(dy, x, mean, invstd, ctx.eps)
+        if not ctx.counts:
+            sums.zero_()
+        over_group = ctx.group.stack(sums).sum(0)
+        if x.is_cuda:
+            total = count.to(torch.int32).reshape(1)
+            scale = None if weight is None else weight.to(mean.dtype)
+            dx = torch.batch_norm_backward_elemt(
+                dy, x, mean, invstd, scale, *over_group.to(mean.dtype), total
+            )
+        else:
+            average = over_group / count
+            slope = (average[1] * invstd * invstd).to(mean.dtype)
+            scale = invstd if weight is None else invstd * weight
+            rest = dy - spread(average[0].to(mean.dtype), x)
+            rest.addcmul_(x - spread(mean, x), spread(slope, x), value=-1)
+            dx = rest.mul_(spread(scale, x)).to(x.dtype)
+        grad_weight = None if weight is None else (sums[1] * invstd).to(weight.dtype)
+        grad_bias = None if ctx.bias_dtype is None else sums[0].to(ctx.bias_dtype)
+        return dx, grad_weight, grad_bias, None, None, None, None
+
+
+def _last(x: Tensor) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def _local_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, eps: float) -> Tensor:
+    """Return sum(dy) and sum(dy * (x - mean)) over this rank's share, shape (2, C), in a wide dtype."""
+    if x.is_cuda:
+        sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(
+            dy, x, mean, invstd, None, True, False, False
+        )
+        return torch.stack([sum_dy, sum_dy_xmu])
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    centred = x - spread(mean, x)
+    wide = torch.float64
+    return torch.stack([dy.sum(dims, dtype=wide), centred.mul_(dy).sum(dims, dtype=wide)])

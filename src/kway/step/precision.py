@@ -1,0 +1,54 @@
+"""Numeric precision of a run: dtypes, autocast, TF32 and the gradient scaler."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """``floating``: dtype that weights and real inputs are cast to, or ``None``. ``autocast``: its dtype."""
+
+    name: str
+    floating: torch.dtype | None = None
+    autocast: torch.dtype | None = None
+    tf32: bool = False
+
+    def compute(self, device: torch.device) -> AbstractContextManager[object]:
+        """Return the context for forward passes."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(device.type, self.autocast)
+
+    def scaler(self, device: torch.device) -> torch.amp.GradScaler | None:
+        """Return a gradient scaler where the range of float16 needs one."""
+        return torch.amp.GradScaler(device.type) if self.autocast == torch.float16 else None
+
+    @contextmanager
+    def flags(self) -> Iterator[None]:
+        """Set TF32 for matrix products and convolutions as this precision wants, and restore it at the end.
+
+        torch allows TF32 in convolutions by default, which is not what "fp32" says.
+        """
+        before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+_KNOWN = {
+    "fp64": Precision("fp64", floating=torch.float64),
+    "fp32": Precision("fp32"),
+    "tf32": Precision("tf32", tf32=True),
+    "bf16": Precision("bf16", autocast=torch.bfloat16),
+    "fp16": Precision("fp16", autocast=torch.float16),
+}
+
+
+def precision_of(name: str) -> Precision:
+    """Return the precision of a job; the name has been checked when the job was made."""
+    return _KNOWN[name]
