@@ -1,0 +1,129 @@
+"""Device sets: from what a user writes to torch device strings, one a rank.
+
+``auto``: every visible GPU, else ``cpu``. ``N``: the first N GPUs where any is visible, else N CPU ranks.
+``cpu`` and ``cpu:N``: CPU ranks. ``cuda`` and ``cuda:I,J``: all GPUs, or these, as torch counts them.
+"""
+
+from collections.abc import Sequence
+
+from kway.errors import UsageError
+from kway.records import Cluster
+
+FORMS = "a device set is auto, N, cpu, cpu:N, cuda or cuda:I,J"
+
+
+def parse(spec: str | int, cluster: Cluster) -> list[str]:
+    """Return the torch device strings of a device set, one a rank.
+
+    Raises ``UsageError`` for what is no device set, a count below 1, a GPU that is not there or is listed
+    twice, and more GPUs than are visible.
+    """
+    text = _text(spec)
+    kind, colon, rest = text.partition(":")
+    if text == "auto":
+        return _all_gpus(cluster) or ["cpu"]
+    if kind == "cpu":
+        return ["cpu"] * (_count(text, rest) if colon else 1)
+    if kind == "cuda":
+        _need_gpus(text, 1, cluster)
+        return _listed(text, rest, cluster) if colon else _all_gpus(cluster)
+    count = _count(text, text)
+    if not cluster.gpus:
+        return ["cpu"] * count
+    _need_gpus(text, count, cluster)
+    return _all_gpus(cluster)[:count]
+
+
+def parse_list(text: str | int | Sequence[str | int], cluster: Cluster) -> list[list[str]]:
+    """Return several device sets: separated by spaces, bare counts also by commas, or as a sequence.
+
+    Raises ``UsageError`` as ``parse`` does, and for an empty list.
+    """
+    entries: list[str | int] = []
+    for part in [text] if isinstance(text, str | int) else text:
+        entries += _split(part) if isinstance(part, str) else [part]
+    if not entries:
+        raise UsageError("no device set", FORMS, "sets are separated by spaces, counts also by commas")
+    return [parse(entry, cluster) for entry in entries]
+
+
+def warnings(devices: Sequence[str], cluster: Cluster) -> list[str]:
+    """Return lines about a set that works, but not well: more CPU ranks than usable cores."""
+    ranks = sum(device == "cpu" for device in devices)
+    usable = cluster.cpu["usable"]
+    if ranks <= usable:
+        return []
+    cores = "1 usable core" if usable == 1 else f"{usable} usable cores"
+    return [f"{ranks} CPU ranks share {cores}: the result is the same, the time is longer"]
+
+
+def _text(spec: str | int) -> str:
+    # True is an int to Python, but no number of devices to anybody.
+    if isinstance(spec, bool) or not isinstance(spec, str | int):
+        raise UsageError(f"device set {spec!r}", FORMS)
+    return str(spec).strip()
+
+
+def _split(text: str) -> list[str]:
+    entries = []
+    for word in text.split():
+        parts = word.split(",")
+        # Only counts: the commas of cuda:0,1 belong to one set.
+        entries += parts if all(_is_integer(part) for part in parts) else [word]
+    return entries
+
+
+def _is_integer(text: str) -> bool:
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    return digits.isascii() and digits.isdigit()
+
+
+def _count(text: str, digits: str) -> int:
+    if not _is_integer(digits):
+        raise UsageError(f"device set {text!r}", FORMS)
+    if int(digits) < 1:
+        raise UsageError(f"device set {text!r} asks for {int(digits)} devices", "at least 1 is needed")
+    return int(digits)
+
+
+def _all_gpus(cluster: Cluster) -> list[str]:
+    return [f"cuda:{gpu['index']}" for gpu in cluster.gpus]
+
+
+def _shown(cluster: Cluster) -> str:
+    names = _all_gpus(cluster)
+    return f"{len(names)} ({', '.join(names)})" if names else "no GPU"
+
+
+def _need_gpus(text: str, count: int, cluster: Cluster) -> None:
+    available = len(cluster.gpus)
+    if available == 0:
+        why = cluster.backends["cuda"]["why"]
+        raise UsageError(
+            f"device set {text!r} needs a GPU", f"no GPU can be used ({why})", "use --devices cpu:N"
+        )
+    if count > available:
+        raise UsageError(
+            f"device set {text!r} needs {count} devices, this machine shows {_shown(cluster)}",
+            f"use --devices {available}, or cpu:{count} for CPU ranks, or join more machines with torchrun",
+        )
+
+
+def _listed(text: str, rest: str, cluster: Cluster) -> list[str]:
+    chosen: list[int] = []
+    for part in rest.split(","):
+        if not (part.isascii() and part.isdigit()):
+            raise UsageError(
+                f"device set {text!r}: {part!r} is not the index of a GPU",
+                "indices are whole numbers with commas between, as in cuda:0,1",
+                f"this machine shows {_shown(cluster)}",
+            )
+        index = int(part)
+        if index in chosen:
+            raise UsageError(f"device set {text!r} lists cuda:{index} twice", "each rank needs its own GPU")
+        if index >= len(cluster.gpus):
+            raise UsageError(
+                f"device set {text!r}: there is no cuda:{index}", f"this machine shows {_shown(cluster)}"
+            )
+        chosen.append(index)
+    return [f"cuda:{index}" for index in chosen]
