@@ -1,0 +1,167 @@
+"""Live progress of a training run: one line redrawn on a terminal, plain lines elsewhere."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from kway.report import lines
+
+# Redrawing more often than the eye follows only costs time on slow terminals.
+REDRAW_S = 0.1
+# In a log, a line inside an epoch says that the run is alive; more often would drown the epochs.
+PLAIN_S = 30.0
+UNKNOWN_WIDTH = 80
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Return the number of columns of the terminal behind ``stream``, 80 where it cannot be told."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or UNKNOWN_WIDTH
+    except (OSError, ValueError):
+        return UNKNOWN_WIDTH
+
+
+class Progress:
+    """Show the events of a training run on ``stream``.
+
+    Call it with each event, a dict with ``event``:
+
+    ``start``
+        ``epochs``, ``steps_per_epoch``, ``samples`` (in one epoch), ``devices``, ``strategy``
+    ``step``
+        ``epoch`` (from 1), ``step`` (done in this epoch), ``steps``, ``loss`` (or ``None``), ``samples`` over
+        ``seconds`` (both since the epoch began)
+    ``validation``
+        ``epoch``, ``step``, ``validation_loss``, and one number for each metric
+    ``epoch``
+        one entry of ``Training.epochs``
+    ``end``
+        nothing; also what ``close`` does
+
+    Other events are left alone. ``total_epochs`` serves where no ``start`` comes. ``live`` overrules what the
+    stream says of itself; ``width`` returns the columns of the terminal, asked at each redraw because windows
+    change; ``clock`` returns seconds.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        total_epochs: int | None = None,
+        *,
+        live: bool | None = None,
+        width: Callable[[], int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream
+        self._live = stream.isatty() if live is None else live
+        self._width = width or (lambda: terminal_width(stream))
+        self._clock = clock
+        self._epochs = total_epochs
+        self._samples: int | None = None
+        self._metrics: dict[str, float] = {}
+        self._drawn = 0
+        self._last = float("-inf") if self._live else clock()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Show one event."""
+        match event.get("event"):
+            case "start":
+                self._start(event)
+            case "step":
+                self._step(event)
+            case "validation":
+                self._validation(event)
+            case "epoch":
+                self._epoch(event)
+            case "end":
+                self.close()
+
+    def close(self) -> None:
+        """Leave the terminal on a clean line. Safe to call twice, and after a failure."""
+        if self._drawn:
+            self._erase()
+            self._stream.flush()
+
+    def _start(self, event: Mapping[str, Any]) -> None:
+        self._epochs = event.get("epochs", self._epochs)
+        self._samples = event.get("samples")
+        devices = event.get("devices")
+        parts = [f"{self._epochs} epochs" if self._epochs else ""]
+        if self._samples and event.get("steps_per_epoch"):
+            parts.append(f"{event['steps_per_epoch']:,} steps over {self._samples:,} samples each")
+        if devices:
+            parts.append(
+                f"{event.get('strategy', '')} on {devices} device{'' if devices == 1 else 's'}".strip()
+            )
+        self._print(", ".join(part for part in parts if part))
+
+    def _step(self, event: Mapping[str, Any]) -> None:
+        now = self._clock()
+        if now - self._last < (REDRAW_S if self._live else PLAIN_S):
+            return
+        self._last = now
+        fields = self._step_fields(event)
+        if self._live:
+            self._draw(lines.fit(fields, self._width() - 1))
+        else:
+            self._print(lines.GAP.join(text for _, text in fields if text))
+
+    def _step_fields(self, event: Mapping[str, Any]) -> list[tuple[int, str]]:
+        loss = lines.number(event.get("loss"))
+        left = self._seconds_left(event)
+        return [
+            (0, f"epoch {lines.of(event['epoch'], self._epochs)}"),
+            (1, f"step {lines.of(event['step'], event.get('steps'))}"),
+            (4, lines.rate(event["samples"], event["seconds"])),
+            (3, lines.time_left(left) if left is not None else ""),
+            (2, f"loss {loss:.4f}" if loss is not None else ""),
+            (5, lines.named(self._metrics)),
+        ]
+
+    def _seconds_left(self, event: Mapping[str, Any]) -> float | None:
+        """Estimate the training time left from this epoch's rate; validation is not in it."""
+        if not (self._epochs and self._samples and event.get("steps") and event["samples"]):
+            return None
+        epochs_left = self._epochs - event["epoch"] + 1 - event["step"] / event["steps"]
+        return float(epochs_left * self._samples * event["seconds"] / event["samples"])
+
+    def _validation(self, event: Mapping[str, Any]) -> None:
+        self._metrics = lines.metrics(event)
+
+    def _epoch(self, event: Mapping[str, Any]) -> None:
+        self._metrics = lines.metrics(event)
+        train, held_out = lines.number(event.get("train_loss")), lines.number(event.get("validation_loss"))
+        fields = [
+            (0, f"epoch {lines.of(event['epoch'], self._epochs)}"),
+            (1, f"loss {train:.4f}" if train is not None else ""),
+            (3, f"validation loss {held_out:.4f}" if held_out is not None else ""),
+            (2, lines.named(self._metrics)),
+            (4, f"{event['seconds']:.1f} s" if "seconds" in event else ""),
+            (5, lines.rate(event["samples_per_s"], 1.0) if "samples_per_s" in event else ""),
+        ]
+        if self._live:
+            self._print(lines.fit(fields, self._width() - 1))
+            self._last = float("-inf")
+        else:
+            self._print(lines.GAP.join(text for _, text in fields if text))
+            self._last = self._clock()
+
+    def _print(self, line: str) -> None:
+        if not line:
+            return
+        if self._drawn:
+            self._erase()
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _draw(self, line: str) -> None:
+        # Spaces rather than an escape sequence: this also works where the terminal knows none. Never more
+        # than the width: in a window that shrank, they would wrap into a new line.
+        self._stream.write("\r" + line.ljust(min(self._drawn, self._width() - 1)))
+        self._stream.flush()
+        self._drawn = len(line)
+
+    def _erase(self) -> None:
+        self._stream.write("\r" + " " * min(self._drawn, self._width() - 1) + "\r")
+        self._drawn = 0

@@ -1,0 +1,180 @@
+import io
+from typing import Any
+
+import pytest
+
+from kway.report.progress import Progress, terminal_width
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+START = {
+    "event": "start",
+    "epochs": 10,
+    "steps_per_epoch": 40,
+    "samples": 4000,
+    "devices": 2,
+    "strategy": "data",
+}
+EPOCH = {
+    "event": "epoch",
+    "epoch": 1,
+    "steps": 40,
+    "samples": 4000,
+    "train_loss": 0.51239,
+    "seconds": 2.0,
+    "samples_per_s": 2000.0,
+    "lr": 0.1,
+    "train_accuracy": 0.7,
+    "validation_loss": 0.4,
+    "accuracy": 0.95,
+}
+
+
+def step(number: int, **changes: Any) -> dict[str, Any]:
+    event = {"event": "step", "epoch": 1, "step": number, "steps": 40, "loss": 0.5}
+    return event | {"samples": 100 * number, "seconds": 0.05 * number} | changes
+
+
+def screen(text: str) -> list[str]:
+    """What a terminal shows after ``text``: a carriage return goes back and later characters overwrite."""
+    shown: list[str] = []
+    for line in text.split("\n"):
+        cells: list[str] = []
+        for part in line.split("\r"):
+            cells[: len(part)] = part
+        shown.append("".join(cells).rstrip())
+    return shown
+
+
+def test_terminal_redraws_one_line_with_rate_time_left_and_loss() -> None:
+    out, clock = Terminal(), Clock()
+    show = Progress(out, clock=clock, width=lambda: 120)
+    show(START)
+    show(step(10))
+    clock.now += 1
+    show(step(20))
+    lines = screen(out.getvalue())
+    assert lines[0] == "10 epochs, 40 steps over 4,000 samples each, data on 2 devices"
+    # 380 of 400 steps are left at 100 samples in 0.05 s.
+    assert lines[1:] == ["epoch  1/10  step 20/40  2,000 samples/s  19 s left  loss 0.5000"]
+
+
+def test_terminal_keeps_a_line_for_each_epoch_and_shows_the_last_accuracy() -> None:
+    out, clock = Terminal(), Clock()
+    show = Progress(out, clock=clock, width=lambda: 120)
+    for event in [START, step(10), EPOCH, step(1, epoch=2)]:
+        show(event)
+    lines = screen(out.getvalue())
+    assert lines[1] == (
+        "epoch  1/10  loss 0.5124  validation loss 0.4000  accuracy 0.9500  2.0 s  2,000 samples/s"
+    )
+    assert lines[2].startswith("epoch  2/10  step  1/40")
+    assert lines[2].endswith("loss 0.5000  accuracy 0.9500")
+
+
+def test_a_shorter_line_leaves_nothing_of_the_longer_one() -> None:
+    out, clock = Terminal(), Clock()
+    show = Progress(out, clock=clock, width=lambda: 120)
+    show(step(39, loss=123456.0))
+    clock.now += 1
+    show({"event": "step", "epoch": 2, "step": 1, "steps": 40, "loss": None, "samples": 1, "seconds": 1.0})
+    assert screen(out.getvalue()) == ["epoch 2  step  1/40  1.00 samples/s"]
+
+
+@pytest.mark.parametrize("width", [2, 10, 25, 40, 80])
+def test_narrow_terminals_never_wrap(width: int) -> None:
+    out, clock = Terminal(), Clock()
+    show = Progress(out, clock=clock, width=lambda: width)
+    show(step(10))
+    show(EPOCH)
+    drawn = out.getvalue().replace("\r", "\n").split("\n")
+    assert max(len(line) for line in drawn) == min(width - 1, max(len(line) for line in drawn))
+    assert drawn[1].startswith("epoch 1"[: width - 1])
+
+
+def test_a_window_that_shrinks_does_not_wrap() -> None:
+    out, clock = Terminal(), Clock()
+    columns = [100]
+    show = Progress(out, clock=clock, width=lambda: columns[0])
+    show(step(10))
+    before = len(out.getvalue())
+    columns[0] = 30
+    clock.now += 1
+    show(step(20))
+    show(EPOCH)
+    assert max(len(part) for part in out.getvalue()[before:].replace("\r", "\n").split("\n")) <= 29
+
+
+def test_redraws_are_limited() -> None:
+    out, clock = Terminal(), Clock()
+    show = Progress(out, clock=clock, width=lambda: 80)
+    for number in range(1, 41):
+        clock.now += 0.01
+        show(step(number))
+    assert out.getvalue().count("\r") == 4
+
+
+def test_plain_stream_has_a_line_an_epoch_and_at_most_one_in_thirty_seconds() -> None:
+    out, clock = io.StringIO(), Clock()
+    show = Progress(out, clock=clock)
+    show(START)
+    for number in range(1, 36):
+        clock.now += 1
+        show(step(number))
+    show(EPOCH)
+    lines = out.getvalue().split("\n")
+    assert "\r" not in out.getvalue()
+    assert len(lines) == 4
+    assert lines[1].startswith("epoch  1/10  step 30/40")
+    assert lines[2].startswith("epoch  1/10  loss 0.5124")
+
+
+def test_a_validation_inside_an_epoch_updates_the_accuracy() -> None:
+    out, clock = Terminal(), Clock()
+    show = Progress(out, clock=clock, width=lambda: 120)
+    show({"event": "validation", "epoch": 1, "step": 5, "validation_loss": 0.3, "accuracy": 0.875})
+    show(step(6))
+    assert screen(out.getvalue())[-1].endswith("accuracy 0.8750")
+
+
+def test_losses_that_are_not_finite_are_shown() -> None:
+    out = io.StringIO()
+    Progress(out)(EPOCH | {"train_loss": "nan", "validation_loss": float("inf")})
+    assert "loss nan  validation loss inf" in out.getvalue()
+
+
+def test_close_clears_the_line_and_can_be_called_twice() -> None:
+    out = Terminal()
+    show = Progress(out, width=lambda: 80)
+    show(step(1))
+    show({"event": "end"})
+    show.close()
+    assert screen(out.getvalue()) == [""]
+
+
+def test_unknown_events_are_left_alone() -> None:
+    out = io.StringIO()
+    Progress(out)({"event": "checkpoint", "step": 3})
+    assert out.getvalue() == ""
+
+
+def test_total_epochs_serves_without_a_start() -> None:
+    out = Terminal()
+    Progress(out, 3, width=lambda: 80)(step(1))
+    assert screen(out.getvalue())[0].startswith("epoch 1/3")
+
+
+def test_width_of_a_stream_without_a_terminal() -> None:
+    assert terminal_width(io.StringIO()) == 80
