@@ -1,0 +1,151 @@
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+import kway
+from kway.cli import devices
+from kway.cli.main import commands, main
+from kway.errors import KwayError, NonFiniteError, RankError, UsageError
+
+LOADED = "import sys; heavy = {'torch', 'numpy', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
+
+
+def python(code, **options):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60, **options
+    )
+
+
+def test_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name in commands():
+        assert f"\n  {name} " in out
+    assert devices.HELP in out
+
+
+def test_commands_come_in_a_sensible_order():
+    names = commands()
+    assert names[0] == "devices"
+    assert "main" not in names
+    assert "options" not in names
+    assert not [name for name in names if name.startswith("_")]
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"kway {kway.__version__}"
+
+
+def test_no_command_shows_the_help_and_fails(capsys):
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "commands:" in captured.err
+
+
+@pytest.mark.parametrize("words", [["devics"], ["devics", "--json"]])
+def test_unknown_command_names_the_nearest(capsys, words):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "did you mean 'devices'?" in captured.err
+
+
+@pytest.mark.parametrize("words", [["--bogus"], ["devices", "--bogus"], ["devices", "--js"]])
+def test_unknown_flags(capsys, words):
+    assert main(words) == 2
+    assert words[-1] in capsys.readouterr().err
+
+
+def test_help_of_one_command(capsys):
+    assert main(["devices", "--help"]) == 0
+    assert "usage: kway devices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "last"),
+    [
+        (KwayError("a", "b", "c"), 1, "kway: error: a: b; c"),
+        (UsageError("bad"), 2, "kway: error: bad"),
+        (NonFiniteError("loss is nan"), 1, "kway: error: loss is nan"),
+        (RankError(1, 137, "killed"), 137, "kway: error: rank 1 failed: killed"),
+        (RankError(2, 1, "boom", "Traceback\n  line\n"), 1, "kway: error: rank 2 failed: boom"),
+        (KeyboardInterrupt(), 130, "kway: interrupted"),
+    ],
+)
+def test_errors_become_messages_and_exit_codes(monkeypatch, capsys, error, code, last):
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr(devices, "run", fail)
+    assert main(["devices"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1] == last
+    assert captured.err.count(last) == 1
+    if isinstance(error, RankError) and error.traceback:
+        assert captured.err.startswith("Traceback\n  line\n")
+        assert captured.err.count("Traceback") == 1
+
+
+def test_the_commands_exit_code_is_passed_on(monkeypatch):
+    monkeypatch.setattr(devices, "run", lambda args: 7)
+    assert main(["devices"]) == 7
+
+
+def test_other_exceptions_are_not_hidden(monkeypatch):
+    def fail(args):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(devices, "run", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["devices"])
+
+
+@pytest.mark.parametrize(("words", "codes"), [(["devices"], [141]), (["--help"], [141, 0])])
+def test_a_closed_pipe_is_quiet(words, codes):
+    # argparse itself swallows the error where Python's output is unbuffered.
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "kway", *words]
+    found = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(write_end)
+    assert found.returncode in codes
+    assert found.stderr == b""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import kway.cli.main, kway.devices.topology, kway.devices.select, kway.devices.simulated",
+        "from kway.cli.main import main; assert main(['--help']) == 0",
+        "from kway.cli.main import main; assert main(['devices']) == 0",
+        "from kway.cli.main import main; assert main(['devices', '--json']) == 0",
+    ],
+)
+def test_torch_is_not_imported(code):
+    found = python(f"{code}\n{LOADED}")
+    assert found.returncode == 0, found.stderr
+
+
+def test_importing_kway_imports_no_torch():
+    found = python(f"import kway\n{LOADED}")
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(("words", "bar"), [(["--help"], 12), (["devices"], 30)])
+def test_the_start_is_fast(words, bar):
+    command = [sys.executable, "-c", f"import sys; from kway.cli.main import main; sys.exit(main({words}))"]
+    empty = [sys.executable, "-c", "pass"]
+    times = {"command": [], "empty": []}
+    for _ in range(7):
+        for name, arguments in (("command", command), ("empty", empty)):
+            start = time.perf_counter()
+            subprocess.run(arguments, check=True, capture_output=True, timeout=60)
+            times[name].append(time.perf_counter() - start)
+    assert statistics.median(times["command"]) < bar * statistics.median(times["empty"])

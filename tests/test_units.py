@@ -1,0 +1,42 @@
+import pytest
+
+from kway.units import bytes_text, seconds_text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "?"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        ((1 << 20) - 1, "1.0 MiB"),
+        (80 << 30, "80.0 GiB"),
+        (3 << 40, "3.0 TiB"),
+        (2 << 50, "2.0 PiB"),
+        (-2048, "-2.0 KiB"),
+    ],
+)
+def test_bytes(count, text):
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (12.34e-6, "12.3 us"),
+        (4.567e-3, "4.57 ms"),
+        (0.9996e-3, "1 ms"),
+        (0.123, "123 ms"),
+        (0.99999, "1 s"),
+        (7.891, "7.89 s"),
+        (59.99, "1 min 00 s"),
+        (125.4, "2 min 05 s"),
+        (3600.4, "1 h 00 min"),
+        (3720, "1 h 02 min"),
+        (7199, "2 h 00 min"),
+    ],
+)
+def test_seconds(seconds, text):
+    assert seconds_text(seconds) == text
