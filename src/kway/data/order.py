@@ -22,7 +22,7 @@ _MULTIPLIER = 0x45D9F3B  # below 2^31, so that no product of it and 32 bits leav
 
 
 def permute(positions: Integers, n: int, seed: int) -> Integers:
-    """Send each of ``positions`` (int64, from 0 to ``n`` - 1, any shape) to its place in a permutation of ``n``.
+    """Send ``positions`` (int64, from 0 to ``n`` - 1, any shape) to their places in a permutation of ``n``.
 
     A Feistel network over a grid of about sqrt(n) by sqrt(n) points, keyed by ``seed``. A point that lands
     outside ``n`` is sent on until it lands inside, which keeps the map one to one. Needs memory for the
@@ -33,7 +33,7 @@ def permute(positions: Integers, n: int, seed: int) -> Integers:
     other = max(_SMALLEST_SIDE, -(-n // side))
     round_keys = [key(seed, index) for index in range(_ROUNDS)]
     if n < _SMALLEST_SIDE**2:
-        # Most of the grid is outside: sorting the few points by where they land is faster than sending them on.
+        # Most of the grid is outside: sort the few points by where they land instead of sending them on.
         table = np.argsort(_feistel(np.arange(n, dtype=np.int64), side, other, round_keys))
         return _look_up(table, positions)  # type: ignore[no-any-return]
     placed = _feistel(positions, side, other, round_keys)
@@ -140,7 +140,7 @@ class KeyedOrder:
         return whole + (rest > 0 and not self.drop_last)
 
     def batch(self, epoch: int, step: int) -> Indices:
-        """Return the data set indices of batch ``step`` (from 0). Raises ``UsageError`` past the epoch's end."""
+        """Return the data set indices of batch ``step``. Raises ``UsageError`` past the end of the epoch."""
         if not 0 <= step < self.steps(epoch):
             raise UsageError(f"step {step} of epoch {epoch}", f"it has {self.steps(epoch)} steps")
         start = step * self.batch_size

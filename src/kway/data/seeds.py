@@ -17,8 +17,8 @@ def key(*parts: int | str) -> int:
     """Mix integers and strings into one seed, from 0 to 2^63 - 1.
 
     The result is fixed for ever: the same on each platform and in each version. A state of 64 bits starts at
-    zero; each part (an integer modulo 2^64; of a string, the first 8 bytes of its BLAKE2b hash, little-endian)
-    is scrambled, added together with a constant stride, and the state is scrambled again. The lowest bit is
+    zero; each part (an integer modulo 2^64; of a string, its BLAKE2b hash of 8 bytes, little-endian) is
+    scrambled, added together with a constant stride, and the state is scrambled again. The lowest bit is
     dropped at the end. The order of the parts counts: ``key(1, 2) != key(2, 1)``.
     """
     state = 0

@@ -1,0 +1,175 @@
+"""Take the user's data apart: the data set, the order of its samples, and how samples become a batch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from kway.data.arrays import in_memory
+from kway.data.order import KeyedOrder, Order, check_batch_size
+from kway.data.samplers import BatchSamplerOrder, SamplerOrder
+from kway.errors import DataError, UsageError
+
+DEFAULT_BATCH_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the user's data consists of.
+
+    ``dataset`` has ``len()`` and gives samples by index; ``order`` says which form a batch; ``collate``
+    makes a batch from a list of samples, and is ``None`` where ``dataset`` is in memory and gives batches
+    itself; ``workers`` is the number of loader processes a rank; ``worker_init`` is called in each with its
+    number; ``notices`` are lines for the user.
+    """
+
+    dataset: Any
+    order: Order
+    collate: Callable[[list[Any]], Any] | None
+    workers: int
+    worker_init: Callable[[int], None] | None = None
+    notices: list[str] = field(default_factory=list)
+
+
+def take_apart(
+    data: Any,
+    *,
+    batch_size: int | None,
+    seed: int,
+    shuffle: bool,
+    collate: Callable[[list[Any]], Any] | None = None,
+    workers: int | None = None,
+) -> Parts:
+    """Take apart a data set, tensors, arrays (alone, in a tuple, list or dict) or a ``DataLoader``.
+
+    ``batch_size`` is the global one; ``None`` means the ``DataLoader``'s, or 256. ``shuffle`` False keeps the
+    order of the data set (evaluation); a ``DataLoader`` that does not shuffle is not shuffled. Raises
+    ``UsageError`` for what cannot be spread over ranks, and ``DataError`` for an empty or uneven data set.
+    """
+    if batch_size is not None:
+        batch_size = check_batch_size(batch_size)
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+        raise UsageError(f"workers {workers!r}", "a whole number of loader processes, from 0")
+    if isinstance(data, DataLoader):
+        return _from_loader(data, batch_size, seed, shuffle, collate, workers)
+    samples = _count(data)
+    order = KeyedOrder(samples, batch_size or DEFAULT_BATCH_SIZE, seed, shuffle)
+    return _parts(data, order, collate, workers or 0, None, [])
+
+
+def _parts(
+    data: Any,
+    order: Order,
+    collate: Callable[[list[Any]], Any] | None,
+    workers: int,
+    worker_init: Callable[[int], None] | None,
+    notices: list[str],
+) -> Parts:
+    if collate is None or collate is default_collate:
+        held = in_memory(data)
+        if held is not None:
+            if workers:
+                notices.append(
+                    f"the data is in memory: read by indexing, {workers} loader workers not started"
+                )
+            return Parts(held, order, None, 0, None, notices)
+    return Parts(in_memory(data) or data, order, collate or default_collate, workers, worker_init, notices)
+
+
+def _count(data: Any) -> int:
+    """Return the number of samples. Raises where there are none, or no number, or no access by index."""
+    kind = type(data).__name__
+    if isinstance(data, IterableDataset):
+        raise UsageError(
+            f"{kind} is an IterableDataset",
+            "samples must be found by index, so that every number of devices sees the same ones",
+            "give it __len__ and __getitem__ (a map-style data set), or read it into tensors",
+        )
+    held = in_memory(data)
+    source = data if held is None else held
+    if not hasattr(source, "__getitem__"):
+        raise UsageError(f"data of type {kind}", "a data set with __len__ and __getitem__, tensors or arrays")
+    try:
+        samples = len(source)
+    except (TypeError, NotImplementedError):
+        raise UsageError(
+            f"data of type {kind} has no len()", "the number of samples", "give it __len__"
+        ) from None
+    if samples < 1:
+        raise DataError(f"an empty data set ({kind}, 0 samples)", "at least 1 sample")
+    return samples
+
+
+def _from_loader(
+    loader: DataLoader[Any],
+    batch_size: int | None,
+    seed: int,
+    shuffle: bool,
+    collate: Callable[[list[Any]], Any] | None,
+    workers: int | None,
+) -> Parts:
+    data = loader.dataset
+    samples = _count(data)
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        raise UsageError(
+            "a DataLoader with batch_size=None",
+            "samples, not ready batches",
+            "pass the data set and a batch_size",
+        )
+    for sampler in (batches, getattr(batches, "sampler", None), loader.sampler):
+        if hasattr(sampler, "num_replicas"):
+            raise UsageError(
+                f"a DataLoader with a {type(sampler).__name__}",
+                "kway splits the batch itself",
+                "pass the data set, or a DataLoader without this sampler",
+            )
+    order: Order
+    notices: list[str] = []
+    if type(batches) is BatchSampler:
+        own = batches.batch_size
+        sampler, drop_last = batches.sampler, batches.drop_last
+        _agree(batch_size, own)
+        if drop_last and samples % own:
+            notices.append(
+                f"drop_last of the DataLoader is kept: the last {samples % own} samples are left out"
+            )
+        if _is_plain(sampler, samples):
+            shuffled = shuffle and type(sampler) is RandomSampler
+            order = KeyedOrder(samples, own, seed, shuffled, drop_last)
+        else:
+            order = SamplerOrder(sampler, samples, own, seed, data, drop_last)
+    else:
+        order = BatchSamplerOrder(batches, samples, seed, data)
+        _agree(batch_size, getattr(batches, "batch_size", None))
+    if not isinstance(order, KeyedOrder):
+        notices.append(
+            f"{type(order.sampler).__name__} is replayed in every process, seeded by seed and epoch"
+        )
+    chosen = loader.num_workers if workers is None else workers
+    return _parts(data, order, collate or loader.collate_fn, chosen, loader.worker_init_fn, notices)
+
+
+def _is_plain(sampler: object, samples: int) -> bool:
+    """Whether a sampler gives every sample of the data set once: then the order needs no replay."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == samples
+    return type(sampler) is SequentialSampler and len(sampler) == samples
+
+
+def _agree(wanted: int | None, own: int | None) -> None:
+    if wanted is not None and wanted != own:
+        found = f"batch_size={own}" if own else "a batch sampler of its own"
+        raise UsageError(
+            f"batch_size={wanted} and a DataLoader with {found}",
+            "one global batch size",
+            "leave batch_size out, or pass the data set instead of the DataLoader",
+        )

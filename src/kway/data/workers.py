@@ -1,0 +1,192 @@
+"""Loader processes of one rank, on top of torch's ``DataLoader``.
+
+The start method is ``forkserver``. Forking a rank itself can hang for ever: it has threads (Gloo, OpenMP,
+autograd), and a lock that one of them holds at that moment stays locked in the child. ``spawn`` is safe too,
+but imports torch anew in each worker (about 2 s each); the fork server imports it once, before it has
+threads, and later workers start in milliseconds.
+"""
+
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import parent_process
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from kway.data.fetch import Fetcher, Request
+from kway.errors import UsageError
+
+
+class Workers:
+    """``count`` processes that answer requests in order. They are kept from epoch to epoch.
+
+    Data set, collate and ``init`` travel with cloudpickle, so lambdas and classes of ``__main__`` work; each
+    process gets a copy of the data set. Raises ``UsageError`` where they cannot be pickled.
+    """
+
+    def __init__(self, fetcher: Fetcher, count: int, init: Callable[[int], None] | None, rank: int) -> None:
+        try:
+            parcel = _Parcel(cloudpickle.dumps((fetcher, init)))
+        except Exception as error:
+            raise UsageError(
+                f"{type(fetcher.dataset).__name__} cannot be sent to loader workers ({error})",
+                "a data set that can be pickled",
+                "use workers=0",
+            ) from error
+        context = _Context()
+        context.set_forkserver_preload(["torch", "numpy", "cloudpickle", "kway.data.workers"])
+        self._rank, self._parcel, self._requests = rank, parcel, _Requests()
+        self._loader: DataLoader[Any] | None = DataLoader(
+            parcel,
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=count,
+            collate_fn=_as_it_is,
+            worker_init_fn=_begin,
+            multiprocessing_context=context,
+            persistent_workers=True,
+            generator=torch.Generator(),  # else a draw from the process's own generator
+        )
+
+    def read(self, requests: Iterator[Request]) -> Iterator[Any]:
+        """Yield the batch of each request, in order."""
+        if self._loader is None:
+            raise UsageError("workers that were closed", "open ones")
+        self._requests.now = requests
+        try:
+            answers = iter(self._loader)
+            self._parcel.content = b""  # all processes have it
+            for answer in answers:
+                if isinstance(answer, _Failure):
+                    raise answer.error()
+                yield answer
+        except RuntimeError as error:
+            if str(error).startswith("DataLoader worker"):
+                error.add_note(f"on rank {self._rank}; shared memory: {_shared_memory()}")
+            raise
+
+    def close(self) -> None:
+        """End the processes."""
+        self._loader = None
+
+
+def _shared_memory() -> str:
+    place = Path("/dev/shm")
+    if not place.is_dir():
+        return "none"
+    usage = shutil.disk_usage(place)
+    return f"{usage.free >> 20} of {usage.total >> 20} MiB free"
+
+
+class _Requests(Sampler[Request]):
+    """Hands an epoch's requests to torch's loader."""
+
+    def __init__(self) -> None:
+        self.now: Iterator[Request] = iter(())
+
+    def __iter__(self) -> Iterator[Request]:
+        return self.now
+
+
+class _Parcel(Dataset[Any]):
+    """A pickled fetcher, opened in the worker."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.fetcher: Fetcher | None = None
+
+    def open(self) -> Callable[[int], None] | None:
+        self.fetcher, init = pickle.loads(self.content)
+        self.content = b""
+        return init  # type: ignore[no-any-return]
+
+    def __getitem__(self, request: Request) -> Any:
+        assert self.fetcher is not None
+        try:
+            return self.fetcher.fetch(request)
+        except Exception as error:
+            info = get_worker_info()
+            where = f"loader worker {info.id if info else 0}, epoch {request.epoch}, step {request.step}"
+            return _Failure(error, where)
+
+
+class _Failure:
+    """An exception on its way from a worker: itself where it can be pickled, and its traceback as text."""
+
+    def __init__(self, error: Exception, where: str) -> None:
+        self.note = f"in {where}:\n{traceback.format_exc()}"
+        self.text = f"{type(error).__name__}: {error}"
+        try:
+            self.content = cloudpickle.dumps(error)
+            pickle.loads(self.content)
+        except Exception:
+            self.content = b""
+
+    def error(self) -> Exception:
+        found: Exception = pickle.loads(self.content) if self.content else RuntimeError(self.text)
+        found.add_note(self.note)
+        return found
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
+
+
+def _begin(worker: int) -> None:
+    """Start a worker: end it with its rank, open the parcel, call the user's own ``worker_init_fn``."""
+    threading.Thread(target=_end_with_rank, daemon=True).start()
+    info = get_worker_info()
+    assert info is not None
+    parcel: Any = info.dataset
+    init = parcel.open()
+    # What a user's worker_init_fn expects to find there; the info refuses plain assignment.
+    object.__setattr__(info, "dataset", parcel.fetcher.dataset)
+    if init is not None:
+        init(worker)
+
+
+def _end_with_rank() -> None:
+    # Not a parent-death signal: the parent of this process is the fork server. The pipe to the rank closes
+    # the moment that the rank is gone, however it ended.
+    rank = parent_process()
+    if rank is not None:
+        rank.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Process(ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 (the name that multiprocessing calls)
+        with _main_hidden():
+            return ForkServerProcess._Popen(process_obj)
+
+
+class _Context(ForkServerContext):
+    """The fork server's context, whose processes do not run the user's script again."""
+
+    Process = _Process
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    # A child would import __main__ under another name, and a script without a guard would train again there.
+    # Nothing of __main__ is needed: cloudpickle carries it.
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
