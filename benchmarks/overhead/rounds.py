@@ -1,0 +1,98 @@
+"""One case in the ranks that are there: both candidates in the same processes, interleaved by rounds.
+
+Started by run.py, as one plain process (case ``single``) or by torchrun (case ``data=2``). Rank 0 writes
+the timings as JSON to the file that it is given.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from candidates import STEPS, Epoch, arrays, barrier, by_hand, slowest, with_kway
+from spread import block_spread, quartile_spread
+
+WARM_UP_ROUNDS = 3
+MIN_ROUNDS = 15
+LEARNT = 1.5
+
+
+def timed(epoch: Epoch, number: int) -> tuple[float, float]:
+    """Run one epoch. Return the seconds for a step on the slowest rank, and the last batch's loss."""
+    barrier()
+    begin = time.perf_counter()
+    loss = epoch(number)
+    return slowest(time.perf_counter() - begin) / STEPS, float(loss)
+
+
+def measure(candidates: dict[str, Epoch], max_spread: float, max_seconds: float) -> dict[str, Any]:
+    """Repeat rounds, each candidate once a round and first in every other, until the times have settled."""
+    names = list(candidates)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    losses: dict[str, float] = {}
+    begin = time.perf_counter()
+    done = 0
+    settled = False
+    while not settled:
+        for name in names if done % 2 else reversed(names):
+            seconds, losses[name] = timed(candidates[name], done)
+            if done >= WARM_UP_ROUNDS:
+                times[name].append(seconds)
+        done += 1
+        settled = done - WARM_UP_ROUNDS >= MIN_ROUNDS and all(
+            block_spread(values) <= max_spread for values in times.values()
+        )
+        # Every rank must leave in the same round: the slowest clock decides.
+        if slowest(time.perf_counter() - begin) > max_seconds and done > WARM_UP_ROUNDS + 5:
+            break
+    for name, loss in losses.items():
+        # A candidate that does not learn has not done the work that its time is for.
+        if not loss < LEARNT:
+            raise RuntimeError(f"{name} ended at a loss of {loss:.3f}, not below {LEARNT}")
+    return {
+        "rounds": done - WARM_UP_ROUNDS,
+        "steps_per_round": STEPS,
+        "settled": settled,
+        "candidates": {
+            name: {
+                "step_s": median(values),
+                "spread": block_spread(values),
+                "round_spread": quartile_spread(values),
+                "last_loss": losses[name],
+                "step_s_of_rounds": values,
+            }
+            for name, values in times.items()
+        },
+    }
+
+
+def main() -> None:
+    """Measure and let rank 0 write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--max-spread", type=float, required=True)
+    parser.add_argument("--max-seconds", type=float, required=True)
+    options = parser.parse_args()
+    if options.ranks > 1:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    images, labels = arrays()
+    with with_kway(images, labels) as kway_epoch:
+        # After kway has opened, so that both sides have the same number whatever it chose.
+        torch.set_num_threads(options.threads)
+        candidates = {"by hand": by_hand(images, labels, rank, options.ranks), "kway": kway_epoch}
+        result = measure(candidates, options.max_spread, options.max_seconds)
+    if rank == 0:
+        options.file.write_text(json.dumps(result))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Measure what kway's step costs over a hand-written one, and write result.json beside this file."""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+CASES = {"single": 1, "data=2": 2}
+BAR = 1.05
+
+
+def usable_cores() -> int:
+    """Count the processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Name the processor's model."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Name what was measured."""
+    import torch
+
+    import kway
+
+    return {"kway": kway.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def measure(ranks: int, threads: int, max_spread: float, max_seconds: float) -> dict[str, Any]:
+    """Run one case in processes of its own and return what it wrote."""
+    start = [sys.executable]
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    # Set for both candidates alike, before torch reads it.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rounds.json"
+        options = [
+            "--threads",
+            threads,
+            "--ranks",
+            ranks,
+            "--max-spread",
+            max_spread,
+            "--max-seconds",
+            max_seconds,
+        ]
+        command = [*start, HERE / "rounds.py", file, *options]
+        subprocess.run([str(part) for part in command], env=environment, check=True)
+        result: dict[str, Any] = json.loads(file.read_text())
+    return {"ranks": ranks, "threads_a_rank": threads, **result}
+
+
+def main() -> int:
+    """Measure every case, print a line for each, write result.json. Exit code 1 for a ratio above BAR."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--max-spread", type=float, default=0.05, help="settled at this spread (default 0.05)"
+    )
+    parser.add_argument(
+        "--max-seconds", type=float, default=180, help="at most this long a case (default 180)"
+    )
+    parser.add_argument(
+        "--case", choices=CASES, action="append", help="only this case; writes no result.json"
+    )
+    options = parser.parse_args()
+    cores = usable_cores()
+    cases: dict[str, Any] = {}
+    for name in options.case or CASES:
+        ranks = CASES[name]
+        threads = max(1, cores // ranks)
+        case = measure(ranks, threads, options.max_spread, options.max_seconds)
+        hand, own = case["candidates"]["by hand"], case["candidates"]["kway"]
+        case["ratio"] = own["step_s"] / hand["step_s"]
+        cases[name] = case
+        print(
+            f"{name}: by hand {hand['step_s'] * 1e3:.3f} ms, kway {own['step_s'] * 1e3:.3f} ms a step, "
+            f"ratio {case['ratio']:.3f}, spread {hand['spread']:.1%} and {own['spread']:.1%} "
+            f"over {case['rounds']} rounds{'' if case['settled'] else ', NOT settled'}",
+            flush=True,
+        )
+    if not options.case:
+        result = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "processor": processor(),
+            "usable_cores": cores,
+            "versions": versions(),
+            "work": "LeNet, batch 256, SGD with momentum, fp32, 4,096 images in memory",
+            "spread": "(max - min) / median over the medians of five consecutive blocks of rounds",
+            "cases": cases,
+        }
+        (HERE / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    return int(any(case["ratio"] > BAR for case in cases.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
