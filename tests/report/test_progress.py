@@ -149,6 +149,17 @@ def test_a_validation_inside_an_epoch_updates_the_accuracy() -> None:
     assert screen(out.getvalue())[-1].endswith("accuracy 0.8750")
 
 
+def test_an_epoch_without_validation_shows_training_metrics_and_keeps_the_last_accuracy() -> None:
+    out, clock = Terminal(), Clock()
+    show = Progress(out, clock=clock, width=lambda: 120)
+    show(EPOCH)
+    show({"event": "epoch", "epoch": 2, "train_loss": 0.4, "train_accuracy": 0.75, "seconds": 1.0})
+    show(step(1, epoch=3))
+    lines = screen(out.getvalue())
+    assert lines[1] == "epoch 2  loss 0.4000  training accuracy 0.7500  1.0 s"
+    assert lines[2].endswith("accuracy 0.9500")
+
+
 def test_losses_that_are_not_finite_are_shown() -> None:
     out = io.StringIO()
     Progress(out)(EPOCH | {"train_loss": "nan", "validation_loss": float("inf")})

@@ -45,6 +45,16 @@ def metrics(record: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+def training_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the training metrics of an epoch, each under ``training NAME``."""
+    values = {name: number(value) for name, value in record.items() if name.startswith("train_")}
+    return {
+        f"training {name.removeprefix('train_')}": value
+        for name, value in values.items()
+        if value is not None and name != "train_loss"
+    }
+
+
 def time_left(seconds: float) -> str:
     """Format an estimate: whole seconds, because more digits would only flicker."""
     return f"{seconds_text(max(1, round(seconds)))} left" if math.isfinite(seconds) else ""

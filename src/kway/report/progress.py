@@ -130,13 +130,15 @@ class Progress:
         self._metrics = lines.metrics(event)
 
     def _epoch(self, event: Mapping[str, Any]) -> None:
-        self._metrics = lines.metrics(event)
+        found = lines.metrics(event)
+        # An epoch without validation keeps the last known values for the live line.
+        self._metrics = found or self._metrics
         train, held_out = lines.number(event.get("train_loss")), lines.number(event.get("validation_loss"))
         fields = [
             (0, f"epoch {lines.of(event['epoch'], self._epochs)}"),
             (1, f"loss {train:.4f}" if train is not None else ""),
             (3, f"validation loss {held_out:.4f}" if held_out is not None else ""),
-            (2, lines.named(self._metrics)),
+            (2, lines.named(found or lines.training_metrics(event))),
             (4, f"{event['seconds']:.1f} s" if "seconds" in event else ""),
             (5, lines.rate(event["samples_per_s"], 1.0) if "samples_per_s" in event else ""),
         ]
