@@ -1,0 +1,1 @@
+"""Named data sets, one file each: ``load(data_dir, seed)`` returns a ``kway.data.images.Source``."""

@@ -1,0 +1,34 @@
+"""Data sets by name. A file in ``kway/data/sets`` is found by its name, with ``-`` for ``_``."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kway.errors import DataError
+from kway.registry import modules_of, unknown
+
+if TYPE_CHECKING:
+    from kway.data.images import Source
+
+DEFAULT_SOURCE = "synthetic"
+_SETS = "kway.data.sets"
+
+
+def names() -> list[str]:
+    """List the names of all data sets. Does not import torch."""
+    return [name.replace("_", "-") for name in modules_of(_SETS)]
+
+
+def load(name: str, data_dir: Path | None = None, seed: int = 0) -> "Source":
+    """Read a data set.
+
+    ``data_dir`` is the root with one folder a set, for sets that are read from files; nothing is downloaded
+    into it. ``seed`` decides sets that are drawn. Raises ``UsageError`` for an unknown name or a package that
+    is not installed, and ``DataError`` for files that are missing, truncated or wrong.
+    """
+    if name not in names():
+        raise unknown("data set", name, names())
+    if data_dir is not None and not data_dir.is_dir():
+        raise DataError(f"data folder {data_dir}", "it does not exist or is not a folder")
+    source: Source = import_module(f"{_SETS}.{name.replace('-', '_')}").load(data_dir, seed)
+    return source
