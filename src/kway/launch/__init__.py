@@ -1,1 +1,1 @@
-"""Who starts the ranks, and where a process stands among them. The only room that reads rank variables."""
+"""Who starts the ranks of a job, and where a process stands among them."""

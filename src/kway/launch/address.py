@@ -1,0 +1,107 @@
+"""Where ranks of one machine meet, and what their environment says: loopback, a port that is held, no DNS."""
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+from kway.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+
+# What another launcher left in the environment describes its ranks, not ours.
+_OTHERS = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+def listening_socket() -> socket.socket:
+    """Bind a port of the loopback interface and keep it: between choice and use nobody else can take it."""
+    listener = socket.socket()
+    try:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(1024)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def backend_of(devices: Sequence[str]) -> str:
+    """Name the collective back end for ranks on ``devices``."""
+    return "nccl" if devices and all(device.startswith("cuda") for device in devices) else "gloo"
+
+
+def device_of_rank(device: str, rank: int) -> str:
+    """Name the device as the rank itself sees it: of the chosen GPUs, in order, its own."""
+    return f"cuda:{rank}" if device.startswith("cuda") else device
+
+
+def environment(
+    devices: Sequence[str], threads: int | None, inherited: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Make the environment that all ranks share, from that of this process.
+
+    Raises ``UsageError`` for devices that cannot form ranks: none, unknown, mixed, or listed twice.
+    """
+    if not devices:
+        raise UsageError("no devices", "ranks need at least one", 'name some, for example "cpu:2"')
+    kinds = {device.partition(":")[0] for device in devices}
+    if len(kinds) > 1 or not kinds <= {"cpu", "cuda"}:
+        raise UsageError(f"devices {', '.join(devices)}", "ranks are all on cpu or all on cuda:I")
+    made = {
+        name: value
+        for name, value in inherited.items()
+        if name not in _OTHERS and not name.startswith("TORCHELASTIC_")
+    }
+    # The store and the back ends look up this machine's own name unless told which interface to use.
+    loopback = next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
+    if loopback is not None:
+        made.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        made.setdefault("NCCL_SOCKET_IFNAME", loopback)
+    if threads is not None:
+        made["OMP_NUM_THREADS"] = str(threads)
+    if "cuda" in kinds:
+        made["CUDA_VISIBLE_DEVICES"] = _visible(devices, inherited.get("CUDA_VISIBLE_DEVICES"))
+    return made
+
+
+def _visible(devices: Sequence[str], visible: str | None) -> str:
+    """Say in the driver's terms which GPUs ranks see, where this process sees ``visible`` (``None``: all)."""
+    indices = [device.partition(":")[2] or "0" for device in devices]
+    if len(set(indices)) < len(indices):
+        raise UsageError(f"devices {', '.join(devices)}", "each GPU holds one rank", "list each GPU once")
+    if visible is None:
+        return ",".join(indices)
+    names = [name.strip() for name in visible.split(",")]
+    for device, index in zip(devices, indices, strict=True):
+        if int(index) >= len(names):
+            raise UsageError(f"no device {device}", f"CUDA_VISIBLE_DEVICES={visible} shows {len(names)}")
+    return ",".join(names[int(index)] for index in indices)
+
+
+def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
+    """Make the variables by which a rank, and any library in it, finds its place."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+    }
+
+
+def python_path() -> tuple[str, ...]:
+    """Return where this process finds modules, for ranks: relative entries stay relative to the same folder."""
+    return tuple(entry for entry in sys.path if isinstance(entry, str))

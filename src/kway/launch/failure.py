@@ -1,0 +1,121 @@
+"""How ranks fail, and which failure is the cause of the others."""
+
+import signal
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kway.errors import KwayError, RankError
+
+# What the survivors of a dead peer report: true, but never the cause.
+_CONSEQUENCES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "failed to recv",
+    "failed to send",
+    "remote process exited",
+    "nccl communicator was aborted",
+    "ncclremoteerror",
+    "timed out waiting",
+)
+_CONSEQUENCE_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's end before its time. ``when`` is monotonic time in seconds, the same clock in all ranks.
+
+    ``error`` is the rank's exception as a payload, where it is one of kway's own.
+    """
+
+    rank: int
+    when: float
+    exit_code: int
+    cause: str
+    kind: str = ""
+    traceback: str = ""
+    error: bytes | None = None
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether this is what a rank says whose peer is gone."""
+        if self.kind in _CONSEQUENCE_TYPES:
+            return True
+        text = self.cause.lower()
+        return self.kind == "RuntimeError" and any(sign in text for sign in _CONSEQUENCES)
+
+
+def first(failures: Iterable[Failure]) -> Failure:
+    """Pick the failure to report: the earliest, where those that only follow from another rank come last."""
+    return min(failures, key=lambda failure: (failure.is_consequence, failure.when))
+
+
+def of_exception(rank: int, error: BaseException) -> Failure:
+    """Describe an exception that left the task of a rank."""
+    from kway.launch.payload import dump
+
+    when = time.monotonic()
+    if isinstance(error, SystemExit):
+        return _of_exit(rank, error, when)
+    kept = None
+    if isinstance(error, KwayError) and not isinstance(error, RankError):
+        try:
+            kept = dump(error)
+        except Exception:  # an error that cannot travel is still reported, by its text
+            kept = None
+    lines = traceback.format_exception(_without_frames_of_kway(error))
+    cause = "".join(traceback.format_exception_only(error)).strip()
+    return Failure(rank, when, 1, cause, type(error).__name__, "".join(lines), kept)
+
+
+def _of_exit(rank: int, error: SystemExit, when: float) -> Failure:
+    if isinstance(error.code, str):
+        return Failure(rank, when, 1, f"SystemExit: {error.code}", "SystemExit")
+    code = error.code or 0
+    if code == 0:
+        return Failure(rank, when, 1, "ended early: it left with exit code 0 before its work was done")
+    return Failure(rank, when, code & 0xFF or 1, f"left with exit code {code}", "SystemExit")
+
+
+def of_exit_status(rank: int, status: int) -> Failure:
+    """Describe a process that ended without a word. ``status``: exit code, or minus the signal's number."""
+    now = time.monotonic()
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        hint = " (often: the machine ran out of memory)" if -status == signal.SIGKILL else ""
+        return Failure(rank, now, 128 - status, f"its process was killed by {name}{hint}")
+    if status == 0:
+        return Failure(
+            rank, now, 1, "ended early: its process left with exit code 0 before its work was done"
+        )
+    return Failure(rank, now, status, f"its process left with exit code {status}")
+
+
+def to_error(failure: Failure) -> KwayError:
+    """Make the exception that the parent raises: kway's own as they were, all others a ``RankError``."""
+    if failure.error is not None:
+        from kway.launch.payload import load
+
+        try:
+            error: Any = load(failure.error)
+        except Exception:  # fall back to the text
+            error = None
+        if isinstance(error, KwayError):
+            return error
+    return RankError(failure.rank, failure.exit_code, failure.cause, failure.traceback)
+
+
+def _without_frames_of_kway(error: BaseException) -> BaseException:
+    """Drop the worker's own frame, which is the outermost one, so that the user's code comes first."""
+    trace = error.__traceback__
+    if trace is not None and trace.tb_next is not None:
+        return error.with_traceback(trace.tb_next)
+    return error

@@ -1,0 +1,248 @@
+"""The ranks of this machine: started together, kept for one task or several, gone together."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kway.errors import KwayError, UsageError
+from kway.launch import address, failure
+from kway.launch.blame import dump_call
+from kway.launch.failure import Failure
+from kway.launch.interrupt import sigterm_raises
+from kway.launch.listen import listen
+from kway.launch.output import Echo, Output, to_parent
+from kway.launch.payload import load
+from kway.launch.process import RankProcess
+from kway.launch.worker import Setup, Task
+
+_GRACE_S = 1.0
+_GRACE_KNOWN_S = 0.1
+_LEAVE_S = 5.0
+_SEND_S = 60.0
+
+
+class Ranks:
+    """Ranks of this machine, one for each of ``devices`` (``cpu``, or ``cuda:I`` as this process counts).
+
+    They start with the first task, after its function and arguments are known to travel. ``logs``: an existing
+    folder for ``rank-N.log``. ``threads``: intra-op CPU threads a rank. ``echo``: whether what ranks print goes
+    to this process's own streams, or a function of (rank, stream, text). ``group``: whether tasks run in a
+    process group of torch; without, a rank does not import torch. ``preload``: modules that ranks import while
+    they wait for the first task.
+
+    Raises ``UsageError`` for a list of devices that cannot form ranks.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        *,
+        logs: Path | None = None,
+        threads: int | None = None,
+        echo: bool | Echo = True,
+        start_timeout: timedelta = timedelta(seconds=120),
+        group: bool = True,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self._devices = tuple(devices)
+        self._environment = address.environment(self._devices, threads)
+        self._threads, self._group, self._preload = threads, group, tuple(preload)
+        self._logs, self._start_timeout = logs, start_timeout.total_seconds()
+        self._echo = to_parent(len(self._devices)) if echo is True else echo or None
+        self._folder: Path | None = None
+        self._output: Output | None = None
+        self._processes: list[RankProcess] = []
+        self._ready: set[int] = set()
+        self._tasks = 0
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(kill=kind is not None)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self._devices)
+
+    @property
+    def alive(self) -> bool:
+        """Whether further tasks can run: false after a failed one, and once closed."""
+        return not self._closed
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        size: int | None = None,
+        on_event: Callable[[Any], None] | None = None,
+        limit: timedelta | None = None,
+    ) -> list[Any]:
+        """Call ``function(context, *arguments)`` in the first ``size`` ranks (all, where ``None``).
+
+        Returns the results by rank. ``on_event`` is called here, in this thread, with what ranks emit. Raises
+        ``UsageError`` for what cannot travel (nothing has been started or disturbed by then), kway's own
+        errors as the rank raised them, and ``RankError`` for any other end of a rank: the first in time. After
+        an error in a task all ranks are gone.
+        """
+        size = self.size if size is None else size
+        if not 1 <= size <= self.size:
+            raise UsageError(f"a task for {size} ranks", f"there are {self.size}")
+        if self._closed:
+            raise KwayError("these ranks are gone", "a task failed or they were closed", "start new ones")
+        call = dump_call(function, arguments, self._own_folder())
+        try:
+            with sigterm_raises():
+                if not self._processes:
+                    self._start()
+                self._tasks += 1
+                self._send(Task(self._tasks, size, call), size)
+                return self._collect(size, on_event, limit)
+        except BaseException:
+            self.close(kill=True)
+            raise
+        finally:
+            for file in self._own_folder().glob("payload-*") if not self._closed else ():
+                file.unlink(missing_ok=True)
+
+    def close(self, *, kill: bool = False) -> None:
+        """End all ranks and remove the temporary files. ``kill``: at once; else they leave by themselves."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if not kill:
+                for process in self._processes:
+                    process.send(None, _LEAVE_S)
+                deadline = time.monotonic() + _LEAVE_S
+                for process in self._processes:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            for process in self._processes:
+                process.kill()
+            for process in self._processes:
+                process.reap()
+                process.close()
+            if self._output is not None:
+                self._output.close()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _own_folder(self) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="kway-"))
+        return self._folder
+
+    def _start(self) -> None:
+        self._output = Output(self.size, self._echo, self._logs)
+        with address.listening_socket() as listener:
+            port = listener.getsockname()[1]
+            for rank in range(self.size):
+                environment = address.rank_variables(rank, self.size, port) | self._environment
+                inherit = listener.fileno() if rank == 0 else -1
+                self._processes.append(RankProcess(rank, environment, self._output, inherit))
+            self._output.start()
+            for process in self._processes:
+                process.send(self._setup(process.rank, port, listener.fileno()), _SEND_S)
+
+    def _setup(self, rank: int, port: int, listen_fd: int) -> Setup:
+        return Setup(
+            rank=rank,
+            size=self.size,
+            device=address.device_of_rank(self._devices[rank], rank),
+            backend=address.backend_of(self._devices),
+            port=port,
+            listen_fd=listen_fd if rank == 0 else -1,
+            group=self._group,
+            threads=self._threads,
+            preload=self._preload,
+            path=address.python_path(),
+            folder=str(self._own_folder()),
+        )
+
+    def _send(self, task: Task, size: int) -> None:
+        for process in self._processes[:size]:
+            process.send(task, _SEND_S)
+
+    def _collect(
+        self, size: int, on_event: Callable[[Any], None] | None, limit: timedelta | None
+    ) -> list[Any]:
+        """Wait for all results; raise the first failure in time."""
+        results: dict[int, Any] = {}
+        started = time.monotonic()
+        messages = listen(self._processes)
+        for rank, kind, value in messages:
+            if kind == "event" and on_event is not None:
+                on_event(load(value))
+            elif kind == "ready":
+                self._ready.add(rank)
+            elif kind == "result":
+                results[rank] = load(value, keep=False)
+                if len(results) == size:
+                    break
+            elif kind in {"failure", "ended"}:
+                found = self._with_others(messages, _failure(rank, kind, value))
+                self._drain()
+                raise failure.to_error(failure.first(found))
+            else:
+                self._check_time(time.monotonic() - started, size, results, limit)
+        self._drain()
+        return [results[rank] for rank in range(size)]
+
+    def _with_others(self, messages: Iterator[tuple[int, str, Any]], found: Failure) -> list[Failure]:
+        """Wait a little for failures that came before the one that was heard first."""
+        failures = {found.rank: found}
+        heard = time.monotonic()
+        for rank, kind, value in messages:
+            if kind in {"failure", "ended"} and rank not in failures:
+                failures[rank] = _failure(rank, kind, value)
+            known = not failure.first(failures.values()).is_consequence
+            grace = _GRACE_KNOWN_S if known else _GRACE_S
+            if time.monotonic() - heard > grace or len(failures) == self.size:
+                break
+        return list(failures.values())
+
+    def _check_time(self, passed: float, size: int, results: dict[int, Any], limit: timedelta | None) -> None:
+        missing = [rank for rank in range(size) if rank not in self._ready]
+        if missing and passed > self._start_timeout:
+            raise KwayError(f"no sign of life from {_names(missing)} after {self._start_timeout:g} s")
+        if limit is not None and passed > limit.total_seconds():
+            late = [rank for rank in range(size) if rank not in results]
+            raise KwayError(f"no end of {_names(late)} after {limit.total_seconds():g} s")
+
+    def _drain(self) -> None:
+        if self._output is not None:
+            self._output.drain()
+
+
+def run(
+    function: Callable[..., Any],
+    devices: Sequence[str],
+    *arguments: Any,
+    logs: Path | None = None,
+    threads: int | None = None,
+    echo: bool | Echo = True,
+    on_event: Callable[[Any], None] | None = None,
+    group: bool = True,
+    preload: Sequence[str] = (),
+) -> list[Any]:
+    """Start ranks on ``devices`` for one task and return its results by rank. See ``Ranks``."""
+    with Ranks(devices, logs=logs, threads=threads, echo=echo, group=group, preload=preload) as ranks:
+        return ranks.run(function, *arguments, on_event=on_event)
+
+
+def _failure(rank: int, kind: str, value: Any) -> Failure:
+    return value if kind == "failure" else failure.of_exit_status(rank, value)
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,182 @@
+"""Objects on their way between processes: functions by value, large memory once, through a mapped file.
+
+A payload is bytes. Buffers of at least 64 KiB (tensor storages, numpy arrays, anything that offers its memory
+to pickle protocol 5) go into one file in a folder that the caller owns; each reader maps it copy-on-write, so
+ranks share the pages and a write in one of them reaches nobody else. Storages that tensors share stay shared.
+Tensors on other devices arrive on the CPU: which device is whose is the receiver's business.
+"""
+
+import mmap
+import pickle
+import sys
+import tempfile
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import cloudpickle
+
+_LARGE = 64 * 1024
+_ALIGN = 64
+
+
+class _Storage:
+    """Stands for one storage of torch in the pickle, so that tensors which share it keep sharing it."""
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = storage
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_storage, (pickle.PickleBuffer(_memory_of(self.storage)),)
+
+
+def _memory_of(storage: Any) -> Any:
+    """View the bytes of a storage, in CPU memory, as a flat array."""
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(storage.cpu()).numpy()
+
+
+def _restore_storage(buffer: Any) -> Any:
+    import torch
+
+    memory = memoryview(buffer)
+    if memory.nbytes == 0:
+        return torch.UntypedStorage(0)
+    # Small buffers come as immutable bytes inside the pickle; large ones as a private, writable mapping.
+    return torch.frombuffer(
+        bytearray(memory) if memory.readonly else memory, dtype=torch.uint8
+    ).untyped_storage()
+
+
+def _restore_typed(storage: Any, dtype: Any) -> Any:
+    from torch.storage import TypedStorage
+
+    return TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _restore_parametrized(cls: type, names: list[str]) -> Any:
+    """Make an empty module of ``cls`` whose tensors ``names`` are computed by parametrizations."""
+    import torch
+    from torch.nn.utils import parametrize
+
+    made = cls.__new__(cls)
+    torch.nn.Module.__init__(made)
+    for name in names:
+        made.register_buffer(name, torch.zeros(1))
+        # The real parametrizations arrive with the state; this one only makes torch build class and property.
+        parametrize.register_parametrization(made, name, torch.nn.Identity(), unsafe=True)
+    return made
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, out: BytesIO, buffers: Any) -> None:
+        super().__init__(out, protocol=5, buffer_callback=buffers)
+        self._torch: ModuleType | None = sys.modules.get("torch")
+        self._storages: dict[tuple[Any, ...], _Storage] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = self._torch
+        if torch is not None:
+            if isinstance(obj, torch.storage.TypedStorage):
+                return _restore_typed, (self._shared(obj._untyped_storage), obj.dtype)
+            if isinstance(obj, torch.UntypedStorage):
+                return _same, (self._shared(obj),)
+            if isinstance(obj, torch.nn.Module) and _is_parametrized(obj):
+                return self._parametrized(obj)
+        return super().reducer_override(obj)
+
+    def _shared(self, storage: Any) -> _Storage:
+        # The address is a key only while the storage lives, so the stand-in holds it.
+        key = (str(storage.device), storage.data_ptr(), storage.nbytes())
+        return self._storages.setdefault(key, _Storage(storage))
+
+    @staticmethod
+    def _parametrized(module: Any) -> tuple[Any, ...]:
+        from torch.nn.utils import parametrize
+
+        original = parametrize.type_before_parametrizations(module)
+        names = list(module.parametrizations)
+        return _restore_parametrized, (original, names), module.__dict__
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _is_parametrized(module: Any) -> bool:
+    from torch.nn.utils import parametrize
+
+    return bool(parametrize.is_parametrized(module))
+
+
+class _File:
+    """The buffers of one payload: none, or all of them one after another in one file."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._out: BinaryIO | None = None
+        self.path: str | None = None
+        self.spans: list[tuple[int, int]] = []
+
+    def take(self, buffer: pickle.PickleBuffer) -> bool:
+        """Write a large buffer to the file and return false; leave a small one in the pickle."""
+        memory = buffer.raw()
+        if self._folder is None or memory.nbytes < _LARGE:
+            return True
+        if self._out is None:
+            handle, self.path = tempfile.mkstemp(dir=self._folder, prefix="payload-")
+            self._out = open(handle, "wb")  # noqa: SIM115, PTH123: held over many calls; it is a descriptor
+        start = self._out.tell()
+        self.spans.append((start, memory.nbytes))
+        self._out.write(memory)
+        self._out.write(bytes(-memory.nbytes % _ALIGN))
+        return False
+
+    def close(self) -> None:
+        if self._out is not None:
+            self._out.close()
+
+    def discard(self) -> None:
+        self.close()
+        if self.path is not None:
+            Path(self.path).unlink(missing_ok=True)
+
+
+def _mark_by_value(modules: Iterable[ModuleType]) -> None:
+    """Tell cloudpickle which modules no other process can import: those that kway loaded from a file."""
+    known = cloudpickle.list_registry_pickle_by_value()
+    for module in modules:
+        if getattr(module, "__kway_by_value__", False) is True and module.__name__ not in known:
+            cloudpickle.register_pickle_by_value(module)
+
+
+def dump(obj: Any, folder: Path | None = None) -> bytes:
+    """Pickle ``obj``; buffers of at least 64 KiB go to a file in ``folder`` (with ``None``: into the bytes).
+
+    Raises what the pickling raises (``kway.launch.blame`` turns that into an error for the user); then no file
+    is left.
+    """
+    _mark_by_value([module for module in sys.modules.values() if isinstance(module, ModuleType)])
+    out, file = BytesIO(), _File(folder)
+    try:
+        _Pickler(out, file.take).dump(obj)
+    except BaseException:
+        file.discard()
+        raise
+    file.close()
+    return pickle.dumps((file.path, file.spans, out.getvalue()), protocol=5)
+
+
+def load(payload: bytes, *, keep: bool = True) -> Any:
+    """Rebuild what ``dump`` was given. With ``keep=False`` the file loses its name once it is mapped."""
+    path, spans, body = pickle.loads(payload)
+    if path is None:
+        return pickle.loads(body)
+    with Path(path).open("rb") as file:
+        memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    if not keep:
+        Path(path).unlink()
+    return pickle.loads(body, buffers=[memory[start : start + size] for start, size in spans])

@@ -1,0 +1,99 @@
+"""One rank as its parent sees it: a fresh interpreter in a session of its own, and the wire to it."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kway.launch.channel import Inbox, frame
+from kway.launch.output import Output
+
+_SOURCES = str(Path(__file__).resolve().parents[2])
+# -P keeps the current folder out of the way of the standard library until the parent's own path arrives.
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[2]); from kway.launch.worker import main; main(int(sys.argv[1]))"
+)
+
+
+class RankProcess:
+    """Starts one rank. ``inherit``: a further descriptor that the rank may use, under the same number."""
+
+    def __init__(self, rank: int, environment: Mapping[str, str], output: Output, inherit: int = -1) -> None:
+        self.rank = rank
+        self.inbox = Inbox()
+        self.sock, theirs = socket.socketpair()
+        with theirs:
+            fds = [theirs.fileno(), *([inherit] if inherit >= 0 else [])]
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CODE, str(theirs.fileno()), _SOURCES],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(environment),
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        for name, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
+            if pipe is not None:
+                output.add(rank, name, os.dup(pipe.fileno()))
+                pipe.close()
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also that of its process group."""
+        return self._process.pid
+
+    def send(self, message: Any, timeout: float) -> bool:
+        """Send one message; false where the rank is gone (its end is noticed by whoever waits for it)."""
+        self.sock.settimeout(timeout)
+        try:
+            self.sock.sendall(frame(message))
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[Any]:
+        """Return the messages that are there, without waiting."""
+        self.sock.setblocking(False)
+        return self.inbox.receive(self.sock)
+
+    def ended(self) -> bool:
+        """Whether the process has ended. Its id stays taken until ``reap``."""
+        if self._process.returncode is not None:
+            return True
+        if not hasattr(os, "waitid"):
+            return self._process.poll() is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the end of the process; false where it goes on after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self.ended():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def kill(self) -> None:
+        """End the rank and whatever it started, at once and for sure."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Take away what is left of the rank's process group; return its status as ``subprocess`` gives it."""
+        if self._process.returncode is None:
+            self.kill()
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Close the wire."""
+        self.sock.close()

@@ -1,0 +1,189 @@
+"""The inside of a rank: waits for tasks, runs them in a process group of their own, reports.
+
+Started by ``kway.launch.process`` in a fresh interpreter. The control socket is the rank's life line: when its
+other end is gone, the parent is, and the rank takes itself and its loader workers away.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from kway.launch.channel import Inbox, frame
+from kway.launch.failure import of_exception
+from kway.launch.payload import dump, load
+from kway.world import World
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the parent tells a rank at its start.
+
+    ``device`` is this rank's torch device string, ``port`` that of the store on 127.0.0.1, ``listen_fd`` the
+    listening socket on rank 0 (-1 elsewhere), ``group`` whether tasks run in a process group, ``threads``
+    the intra-op threads (``None``: torch's choice), ``preload`` modules to import before the first task.
+    """
+
+    rank: int
+    size: int
+    device: str
+    backend: str
+    port: int
+    listen_fd: int
+    group: bool
+    threads: int | None
+    preload: tuple[str, ...]
+    path: tuple[str, ...]
+    folder: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call for the first ``size`` ranks. ``number`` counts the tasks of these ranks; ``call`` is a payload."""
+
+    number: int
+    size: int
+    call: bytes
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a task gets as its first argument: where it stands, and a way to tell the parent something."""
+
+    world: World
+    emit: Callable[[Any], None] = field(compare=False)
+
+
+class _Line:
+    """The rank's end of the control socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+
+    def send(self, kind: str, value: Any = None) -> None:
+        with self._lock:
+            self._sock.sendall(frame((kind, value)))
+
+    def receive(self) -> Iterator[Any]:
+        inbox = Inbox()
+        while not inbox.closed:
+            yield from inbox.receive(self._sock)
+
+    def watch(self, messages: Iterator[Any]) -> None:
+        """Pass tasks to the main thread; ``None`` means to leave. Nothing more to come: the parent is gone."""
+        for message in messages:
+            self.tasks.put(message)
+            if message is None:
+                return
+        # Loader workers are in this rank's process group: nothing of it must stay.
+        os.killpg(0, signal.SIGKILL)
+
+
+class _Group:
+    """Process groups over one store that lives as long as the rank does; a fresh group for each task."""
+
+    def __init__(self, setup: Setup) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._setup = setup
+        if setup.threads is not None:
+            torch.set_num_threads(setup.threads)
+        if setup.device != "cpu":
+            torch.cuda.set_device(torch.device(setup.device))
+        server = {"master_listen_fd": setup.listen_fd} if setup.rank == 0 else {}
+        self._store = dist.TCPStore(
+            "127.0.0.1", setup.port, is_master=setup.rank == 0, wait_for_workers=False, **server
+        )
+
+    @contextlib.contextmanager
+    def task(self, number: int, size: int) -> Iterator[None]:
+        import torch
+        import torch.distributed as dist
+
+        setup = self._setup
+        dist.init_process_group(
+            setup.backend,
+            store=dist.PrefixStore(f"task{number}", self._store),
+            rank=setup.rank,
+            world_size=size,
+            device_id=torch.device(setup.device) if setup.backend == "nccl" else None,
+        )
+        yield
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _world(setup: Setup, size: int) -> World:
+    threads = setup.threads
+    if threads is None:
+        threads = import_module("torch").get_num_threads() if setup.group else 1
+    return World(
+        rank=setup.rank,
+        size=size,
+        local_rank=setup.rank,
+        local_size=size,
+        device=setup.device,
+        backend=setup.backend,
+        threads=threads,
+        origin="local",
+    )
+
+
+def _run(setup: Setup, task: Task, group: _Group | None, line: _Line) -> bytes:
+    os.environ.update(WORLD_SIZE=str(task.size), LOCAL_WORLD_SIZE=str(task.size))
+    function, arguments = load(task.call)
+    context = Context(_world(setup, task.size), lambda value: line.send("event", dump(value)))
+    with group.task(task.number, task.size) if group else contextlib.nullcontext():
+        result = function(context, *arguments)
+        return dump(result, _folder(setup))
+
+
+def _folder(setup: Setup) -> Any:
+    from pathlib import Path
+
+    return Path(setup.folder)
+
+
+def main(control: int) -> None:
+    """Serve the parent at the other end of the descriptor ``control`` until it says to leave."""
+    # A rank is told to stop through its control socket or by SIGKILL; a Ctrl-C is the parent's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    line = _Line(socket.socket(fileno=control))
+    messages = line.receive()
+    setup: Setup = next(messages)
+    sys.path[:] = setup.path
+    threading.Thread(target=line.watch, args=(messages,), name="kway-control", daemon=True).start()
+    try:
+        group = _Group(setup) if setup.group else None
+        for name in setup.preload:
+            import_module(name)
+        line.send("ready")
+        while (task := line.tasks.get()) is not None:
+            result = _run(setup, task, group, line)
+            _flush()
+            line.send("result", result)
+    except BaseException as error:  # whatever it is, the parent must hear of it
+        _flush()
+        line.send("failure", of_exception(setup.rank, error))
+        # The parent ends this process. To leave now would give the other ranks something to complain about.
+        while line.tasks.get() is not None:
+            pass
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
