@@ -17,14 +17,14 @@ LAYERS = (
     ("devices", "launch", "comm", "data", "report", "zoo"),
     ("step",),
     ("strategies",),
-    ("train",),
-    ("prove",),
+    ("training",),
+    ("proving",),
     ("jobs",),
     ("cli",),
     ("__main__",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-REFERENCE_MUST_NOT_IMPORT = {"train", "comm", "strategies"}
+REFERENCE_MUST_NOT_IMPORT = {"training", "comm", "strategies"}
 WITHOUT_TORCH = {"", "__main__", "devices", "report", "cli", *GROUND}
 RANK_VARIABLES = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR",
@@ -113,7 +113,7 @@ def directions(root: Path) -> Problems:
                 problems.append(f"{path}:{line}: {own} imports {other}")
             if other == "zoo" and own not in {"zoo", "cli"}:
                 problems.append(f"{path}:{line}: only cli may import zoo")
-            if path.parts[2:] == ("prove", "reference.py") and other in REFERENCE_MUST_NOT_IMPORT:
+            if path.parts[2:] == ("proving", "reference.py") and other in REFERENCE_MUST_NOT_IMPORT:
                 problems.append(f"{path}:{line}: the reference imports {other}")
     return problems
 
@@ -286,43 +286,53 @@ RULES: list[Callable[[Path], Problems]] = [
 
 # For each rule, files of a small tree that break it once each, with what the complaint must say.
 BROKEN: list[tuple[Callable[[Path], Problems], str, str, str]] = [
-    (directions, "src/kway/data/x.py", "def f():\n    from kway.train import loop", "data imports train"),
+    (
+        directions,
+        "src/kway/data/x.py",
+        "def f():\n    from kway.training import loop",
+        "data imports training",
+    ),
     (directions, "src/kway/step/x.py", "from ..strategies import data", "step imports strategies"),
     (directions, "src/kway/comm/x.py", "import kway.launch.local", "comm imports launch"),
-    (directions, "src/kway/train/x.py", "from kway.zoo import lenet", "only cli may import zoo"),
+    (directions, "src/kway/training/x.py", "from kway.zoo import lenet", "only cli may import zoo"),
     (directions, "src/kway/errors.py", "from kway.data import order", "errors imports data"),
-    (directions, "src/kway/prove/reference.py", "from kway import comm", "the reference imports comm"),
-    (directions, "src/kway/launch/x.py", "import_module('kway.prove.run')", "launch imports prove"),
+    (directions, "src/kway/proving/reference.py", "from kway import comm", "the reference imports comm"),
+    (directions, "src/kway/launch/x.py", "import_module('kway.proving.run')", "launch imports proving"),
     (directions, "src/kway/cellar/x.py", "", "room 'cellar' has no place"),
     (torch_free, "src/kway/report/x.py", "def f():\n    import torch.nn", "report imports torch"),
     (torch_free, "src/kway/devices/x.py", "from torch import cuda", "importing kway.devices.x imports torch"),
-    (torch_free, "src/kway/cli/x.py", "from kway.train import loop", "importing kway.cli.x imports torch"),
+    (torch_free, "src/kway/cli/x.py", "from kway.training import loop", "importing kway.cli.x imports torch"),
     (
         torch_free,
         "src/kway/__init__.py",
-        "'''kway'''\nimport kway.train.loop",
+        "'''kway'''\nimport kway.training.loop",
         "importing kway. imports torch",
     ),
     (long_files, "tests/x.py", "\n" * (MAX_LINES + 1), "401 lines"),
     (vague_names, "src/kway/data/utils.py", "", "named after its concept"),
     (rooms_without_docstring, "src/kway/data/__init__.py", "x = 1", "src/kway/data: no docstring"),
     (rooms_without_docstring, "src/kway/data/new/x.py", "", "src/kway/data/new: no docstring"),
-    (branches_on_layouts, "src/kway/train/x.py", "isinstance(a, strategies.data.Data)", "branches on Data"),
-    (branches_on_layouts, "src/kway/train/x.py", "if type(a) is Data: pass", "branches on Data"),
-    (branches_on_layouts, "src/kway/train/x.py", "match a:\n    case Data(): pass", "branches on Data"),
-    (rank_variables, "src/kway/train/x.py", "rank = environment['RANK']", "RANK belongs to launch"),
-    (environment, "src/kway/train/x.py", "import os\nx = os.environ.get('A')", "reads the environment"),
-    (environment, "src/kway/train/x.py", "from os import getenv", "reads the environment"),
-    (module_state, "src/kway/train/x.py", "def f():\n    global a\n    a = 1", "global a"),
+    (
+        branches_on_layouts,
+        "src/kway/training/x.py",
+        "isinstance(a, strategies.data.Data)",
+        "branches on Data",
+    ),
+    (branches_on_layouts, "src/kway/training/x.py", "if type(a) is Data: pass", "branches on Data"),
+    (branches_on_layouts, "src/kway/training/x.py", "match a:\n    case Data(): pass", "branches on Data"),
+    (rank_variables, "src/kway/training/x.py", "rank = environment['RANK']", "RANK belongs to launch"),
+    (environment, "src/kway/training/x.py", "import os\nx = os.environ.get('A')", "reads the environment"),
+    (environment, "src/kway/training/x.py", "from os import getenv", "reads the environment"),
+    (module_state, "src/kway/training/x.py", "def f():\n    global a\n    a = 1", "global a"),
     (
         module_state,
-        "src/kway/train/x.py",
+        "src/kway/training/x.py",
         "CACHE = {}\ndef f(k):\n    CACHE[k] = 1",
         "changes module state CACHE",
     ),
     (
         module_state,
-        "src/kway/train/x.py",
+        "src/kway/training/x.py",
         "seen: list = []\ndef f(k):\n    seen.append(k)",
         "module state seen",
     ),
@@ -335,12 +345,12 @@ def plant(root: Path) -> None:
         folder = root / "src/kway" / room
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text('"""A room."""\n')
-    (root / "src/kway/__init__.py").write_text('"""kway"""\ndef f():\n    from kway.train import loop\n')
-    (root / "src/kway/train/loop.py").write_text("import torch\nfrom kway.strategies.data import Data\n")
+    (root / "src/kway/__init__.py").write_text('"""kway"""\ndef f():\n    from kway.training import loop\n')
+    (root / "src/kway/training/loop.py").write_text("import torch\nfrom kway.strategies.data import Data\n")
     (root / "src/kway/strategies/data.py").write_text("class Data: ...\n")
     (root / "src/kway/cli/train.py").write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
-        "def run():\n    from kway.train import loop\n    from kway.zoo import lenet\n"
+        "def run():\n    from kway.training import loop\n    from kway.zoo import lenet\n"
     )
     (root / "src/kway/launch/env.py").write_text("import os\nRANK = 'RANK'\nx = os.environ[RANK]\n")
     (root / "tests").mkdir()
@@ -378,6 +388,9 @@ def test_public_names() -> None:
 
     assert set(kway.__all__) == PUBLIC
     assert [name for name in sorted(PUBLIC) if not hasattr(kway, name)] == []
+    # Importing a submodule sets its name on the package: a room called like a public name would replace it.
+    rooms = {room_of(module_of(path)) for path, _ in sources(ROOT)}
+    assert rooms & PUBLIC == set()
 
 
 def test_importing_kway_imports_no_torch() -> None:
