@@ -37,6 +37,11 @@ def listening_socket() -> socket.socket:
     return listener
 
 
+def loopback_interface() -> str | None:
+    """Name the network interface of this machine that reaches only itself."""
+    return next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
+
+
 def backend_of(devices: Sequence[str]) -> str:
     """Name the collective back end for ranks on ``devices``."""
     return "nccl" if devices and all(device.startswith("cuda") for device in devices) else "gloo"
@@ -65,7 +70,7 @@ def environment(
         if name not in _OTHERS and not name.startswith("TORCHELASTIC_")
     }
     # The store and the back ends look up this machine's own name unless told which interface to use.
-    loopback = next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
+    loopback = loopback_interface()
     if loopback is not None:
         made.setdefault("GLOO_SOCKET_IFNAME", loopback)
         made.setdefault("NCCL_SOCKET_IFNAME", loopback)

@@ -7,13 +7,15 @@ Tensors on other devices arrive on the CPU: which device is whose is the receive
 """
 
 import mmap
+import os
 import pickle
 import sys
 import tempfile
 from collections.abc import Iterable
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, BinaryIO
 
 import cloudpickle
@@ -44,7 +46,7 @@ def _restore_storage(buffer: Any) -> Any:
 
     memory = memoryview(buffer)
     if memory.nbytes == 0:
-        return torch.UntypedStorage(0)
+        return torch.empty(0, dtype=torch.uint8).untyped_storage()
     # Small buffers come as immutable bytes inside the pickle; large ones as a private, writable mapping.
     return torch.frombuffer(
         bytearray(memory) if memory.readonly else memory, dtype=torch.uint8
@@ -52,9 +54,8 @@ def _restore_storage(buffer: Any) -> Any:
 
 
 def _restore_typed(storage: Any, dtype: Any) -> Any:
-    from torch.storage import TypedStorage
-
-    return TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+    typed: Any = import_module("torch.storage").TypedStorage
+    return typed(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def _restore_parametrized(cls: type, names: list[str]) -> Any:
@@ -62,7 +63,7 @@ def _restore_parametrized(cls: type, names: list[str]) -> Any:
     import torch
     from torch.nn.utils import parametrize
 
-    made = cls.__new__(cls)
+    made: Any = object.__new__(cls)
     torch.nn.Module.__init__(made)
     for name in names:
         made.register_buffer(name, torch.zeros(1))
@@ -78,6 +79,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._storages: dict[tuple[Any, ...], _Storage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, CodeType):
+            return self._code(obj)
         torch = self._torch
         if torch is not None:
             if isinstance(obj, torch.storage.TypedStorage):
@@ -87,6 +90,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if isinstance(obj, torch.nn.Module) and _is_parametrized(obj):
                 return self._parametrized(obj)
         return super().reducer_override(obj)
+
+    def _code(self, code: CodeType) -> tuple[Any, ...]:
+        # cloudpickle leaves the file's name out; tracebacks from ranks need it to show the user's lines.
+        make, arguments = self.dispatch_table[CodeType](code)
+        return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in arguments)
 
     def _shared(self, storage: Any) -> _Storage:
         # The address is a key only while the storage lives, so the stand-in holds it.
@@ -128,7 +136,7 @@ class _File:
             return True
         if self._out is None:
             handle, self.path = tempfile.mkstemp(dir=self._folder, prefix="payload-")
-            self._out = open(handle, "wb")  # noqa: SIM115, PTH123: held over many calls; it is a descriptor
+            self._out = os.fdopen(handle, "wb")
         start = self._out.tell()
         self.spans.append((start, memory.nbytes))
         self._out.write(memory)

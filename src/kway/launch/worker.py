@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from kway.launch.address import LOOPBACK
 from kway.launch.channel import Inbox, frame
 from kway.launch.failure import of_exception
 from kway.launch.payload import dump, load
@@ -93,27 +94,31 @@ class _Group:
 
     def __init__(self, setup: Setup) -> None:
         import torch
-        import torch.distributed as dist
 
+        stores: Any = import_module("torch.distributed")
         self._setup = setup
         if setup.threads is not None:
             torch.set_num_threads(setup.threads)
         if setup.device != "cpu":
             torch.cuda.set_device(torch.device(setup.device))
-        server = {"master_listen_fd": setup.listen_fd} if setup.rank == 0 else {}
-        self._store = dist.TCPStore(
-            "127.0.0.1", setup.port, is_master=setup.rank == 0, wait_for_workers=False, **server
+        self._store = stores.TCPStore(
+            LOOPBACK,
+            setup.port,
+            is_master=setup.rank == 0,
+            wait_for_workers=False,
+            master_listen_fd=setup.listen_fd if setup.rank == 0 else None,
         )
 
     @contextlib.contextmanager
     def task(self, number: int, size: int) -> Iterator[None]:
         import torch
         import torch.distributed as dist
+        from torch.distributed.distributed_c10d import PrefixStore
 
         setup = self._setup
         dist.init_process_group(
             setup.backend,
-            store=dist.PrefixStore(f"task{number}", self._store),
+            store=PrefixStore(f"task{number}", self._store),
             rank=setup.rank,
             world_size=size,
             device_id=torch.device(setup.device) if setup.backend == "nccl" else None,
