@@ -79,8 +79,12 @@ class Workers:
             raise
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes now, also where a traceback or a left epoch still holds their iterator."""
+        iterator = None if self._loader is None else self._loader._iterator
         self._loader = None
+        end = getattr(iterator, "_shutdown_workers", None)  # torch offers no public way
+        if end is not None:
+            end()
 
 
 def _shared_memory() -> str:

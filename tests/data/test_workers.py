@@ -1,0 +1,207 @@
+"""Loader processes. They are started, once for the whole file, by a fork server that takes two seconds."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from kway.data.loader import Loader
+from kway.data.parts import take_apart
+from kway.errors import UsageError
+
+pytestmark = pytest.mark.starts
+
+
+class Drawn(Dataset):
+    def __init__(self, fault=None):
+        self.fault = fault or (lambda index: None)
+
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, index):
+        self.fault(index)
+        values = torch.randint(2**40, ()), np.random.randint(2**40), random.getrandbits(40)
+        return index, *(int(value) for value in values)
+
+
+@pytest.fixture(autouse=True)
+def by_value():
+    # What a script or notebook defines travels by value; here it stands in a file that workers cannot import.
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+def loader(data, workers, rank=0, size=1, init=None, collate=None):
+    given = DataLoader(
+        data, batch_size=4, shuffle=True, num_workers=workers, worker_init_fn=init, collate_fn=collate
+    )
+    parts = take_apart(given, batch_size=None, seed=0, shuffle=True)
+    return Loader(parts, rank=rank, size=size, seed=0, micro_batch=1)
+
+
+def read(reader, epochs=2):
+    shares = [share for epoch in range(epochs) for share in reader.epoch(epoch)]
+    return [
+        (
+            share.epoch,
+            share.step,
+            share.count,
+            [[part.tolist() for part in batch] for batch, _ in share.micro],
+        )
+        for share in shares
+    ]
+
+
+def alive(pid):
+    """Whether a process runs; one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids, seconds=10):
+    end = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_any_number_of_workers_reads_the_same(rank):
+    expected = read(loader(Drawn(), 0, rank, 2))
+    for workers in (1, 2):
+        reader = loader(Drawn(), workers, rank, 2)
+        assert read(reader) == expected
+        reader.close()
+
+
+def test_workers_stay_for_the_next_epoch_also_when_one_was_left_and_end_at_close():
+    data = Drawn()
+    reader = loader(data, 2, collate=lambda samples: (torch.tensor([s[0] for s in samples]), os.getpid()))
+    seen = set()
+    for epoch in range(3):
+        for share in reader.epoch(epoch):
+            seen |= {batch[1] for batch, _ in share.micro}
+            if epoch == 1:
+                break
+    assert len(seen) == 2
+    assert os.getpid() not in seen
+    reader.close()
+    assert gone(seen)
+
+
+def test_an_error_keeps_its_type_and_traceback():
+    class StrangeError(Exception):
+        def __init__(self, one, two):
+            super().__init__(one + two)
+
+    def fault(index):
+        raise StrangeError("sam", "ple") if index == 5 else KeyError(index)
+
+    for index, kind in ((5, RuntimeError), (6, KeyError)):
+        data = Drawn(lambda i, index=index: fault(index) if i == index else None)
+        reader = loader(data, 1)
+        with pytest.raises(kind) as caught:
+            read(reader)
+        assert "in loader worker 0, epoch 0, step" in caught.value.__notes__[0]
+        assert "in fault" in caught.value.__notes__[0]
+        reader.close()
+        if kind is RuntimeError:  # an exception that cannot be made again from its arguments
+            assert str(caught.value) == "StrangeError: sample"
+
+
+def test_the_user_s_worker_init_is_called_with_the_data_set_in_place():
+    def init(worker):
+        get_worker_info().dataset.fault = lambda index, worker=worker: known.append(worker)
+
+    known = []
+
+    def collate(samples):
+        return get_worker_info().dataset.fault.__defaults__[0]
+
+    reader = loader(Drawn(), 2, init=init, collate=collate)
+    answers = {batch for share in reader.epoch(0) for batch, _ in share.micro}
+    reader.close()
+    assert answers == {0, 1}
+
+
+def test_a_worker_that_dies_is_named_with_the_rank():
+    reader = loader(Drawn(lambda index: os.kill(os.getpid(), signal.SIGKILL)), 1, rank=1, size=2)
+    with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
+        read(reader)
+    assert "on rank 1; shared memory: " in caught.value.__notes__[0]
+    reader.close()
+
+
+def test_data_that_cannot_be_sent_is_refused():
+    data = Drawn()
+    data.lock = threading.Lock()
+    with pytest.raises(UsageError, match=r"Drawn cannot be sent to loader workers.*workers=0"):
+        read(loader(data, 1))
+
+
+SCRIPT = """
+import os, sys, time, torch
+from kway.data.loader import Loader
+from kway.data.parts import take_apart
+
+class Mine(torch.utils.data.Dataset):
+    scale = lambda self, index: index * 2
+    def __len__(self): return 8
+    def __getitem__(self, index): return self.scale(index)
+
+collate = lambda samples: (samples, os.getpid(), os.getppid())
+parts = take_apart(Mine(), batch_size=4, seed=0, shuffle=False, workers=2, collate=collate)
+loader = Loader(parts, rank=0, size=1, seed=0)
+found = [share.micro[0][0] for share in loader.epoch(0)]
+assert [s for samples, *_ in found for s in samples] == list(range(0, 16, 2))
+print(*{pid for _, *pids in found for pid in pids}, flush=True)
+if sys.argv[-1] == "wait": time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("way", ["file", "-c"])
+def test_a_script_without_guard_runs_once(tmp_path, way):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script)] if way == "file" else [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 3  # two workers and the fork server; the script printed once
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_survives_the_rank(ending):
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "wait"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as rank:
+        pids = [int(pid) for pid in rank.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(map(alive, pids))
+        rank.send_signal(ending)
+        rank.wait(20)
+    assert gone(pids)
+
+
+def test_many_short_epochs_beside_threads():
+    torch.ones(2000, 2000).sum()  # starts the threads that make a fork hang
+    reader = loader(Drawn(), 2)
+    for epoch in range(60):
+        assert sum(share.count for share in reader.epoch(epoch)) == 13
+    reader.close()
