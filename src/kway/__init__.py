@@ -1,3 +1,68 @@
 """Train a plain PyTorch model on any number of devices: the number changes the time, never the result."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kway.errors import (
+        DataError,
+        KwayError,
+        NonFiniteError,
+        RankError,
+        RefusedError,
+        UsageError,
+    )
+    from kway.job import Job
+    from kway.jobs.evaluating import evaluate, predict
+    from kway.jobs.parallel import parallel
+    from kway.jobs.proving import prove
+    from kway.jobs.training import train
+    from kway.step.tally import accuracy
+
 __version__ = "0.1.0"
+
+# Names are imported when first used: the command line must start without torch.
+_HOMES = {
+    "DataError": "errors",
+    "KwayError": "errors",
+    "NonFiniteError": "errors",
+    "RankError": "errors",
+    "RefusedError": "errors",
+    "UsageError": "errors",
+    "Job": "job",
+    "accuracy": "step.tally",
+    "evaluate": "jobs.evaluating",
+    "parallel": "jobs.parallel",
+    "predict": "jobs.evaluating",
+    "prove": "jobs.proving",
+    "train": "jobs.training",
+}
+
+__all__ = [
+    "DataError",
+    "Job",
+    "KwayError",
+    "NonFiniteError",
+    "RankError",
+    "RefusedError",
+    "UsageError",
+    "__version__",
+    "accuracy",
+    "evaluate",
+    "parallel",
+    "predict",
+    "prove",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from where it lives."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kway' has no attribute {name!r}")
+    return getattr(import_module(f"kway.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

@@ -5,6 +5,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# The collective was renamed in torch 2.13; the old name warns there, the new one does not exist before.
+_gather_flat: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class Group:
     """The ranks along one mesh axis. ``handle`` is torch's process group (``None``: all ranks of the job).
@@ -30,7 +33,7 @@ class Group:
         if self.size == 1:
             return tensor.unsqueeze(0)
         gathered = tensor.new_empty((self.size * tensor.numel(),))
-        dist.all_gather_into_tensor(gathered, tensor.contiguous().reshape(-1), group=self.handle)
+        _gather_flat(gathered, tensor.contiguous().reshape(-1), group=self.handle)
         return gathered.reshape(self.size, *tensor.shape)
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:

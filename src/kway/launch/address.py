@@ -1,9 +1,10 @@
 """Where ranks of one machine meet, and what their environment says: loopback, a port that is held, no DNS."""
 
+import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kway.errors import UsageError
 
@@ -35,6 +36,19 @@ def listening_socket() -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """Hold a port of the loopback interface for a rank of another process, which may listen on it meanwhile.
+
+    Bound but not listening, with the address marked as reusable: the system gives the port to nobody who does
+    not ask for it by number, as rank 0 does.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((LOOPBACK, 0))
+        yield holder.getsockname()[1]
 
 
 def loopback_interface() -> str | None:
@@ -76,8 +90,10 @@ def environment(
         made.setdefault("NCCL_SOCKET_IFNAME", loopback)
     if threads is not None:
         made["OMP_NUM_THREADS"] = str(threads)
-    if "cuda" in kinds:
-        made["CUDA_VISIBLE_DEVICES"] = _visible(devices, inherited.get("CUDA_VISIBLE_DEVICES"))
+    # Ranks see what was chosen, all of it: direct copies between GPUs need both ends visible to each rank.
+    chosen = _visible(devices, inherited.get("CUDA_VISIBLE_DEVICES")) if "cuda" in kinds else ""
+    if "cuda" in kinds or len(devices) > 1:
+        made["CUDA_VISIBLE_DEVICES"] = chosen
     return made
 
 

@@ -33,7 +33,7 @@ def _refusal(function: Callable[..., Any], arguments: tuple[Any, ...], error: Ex
                 str(error).strip().partition("\n")[0],
                 "make it where it is used, or give its class a __getstate__ that leaves it out",
             )
-    return UsageError(f"{_name_of(function)} cannot be sent to other processes", str(error))
+    return UsageError(f"{parts[0][0]} cannot be sent to other processes", str(error))
 
 
 def _name_of(function: Callable[..., Any]) -> str:

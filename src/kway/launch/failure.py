@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kway.errors import KwayError, RankError
@@ -23,6 +24,7 @@ _CONSEQUENCES = (
     "ncclremoteerror",
     "timed out waiting",
 )
+_OWN_FRAMES = {str(Path(__file__).with_name(name)) for name in ("worker.py", "script_rank.py")}
 _CONSEQUENCE_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
@@ -99,6 +101,11 @@ def of_exit_status(rank: int, status: int) -> Failure:
     return Failure(rank, now, status, f"its process left with exit code {status}")
 
 
+def of_message(rank: int, kind: str, value: Any) -> Failure:
+    """Describe a failure from what was heard: the rank's own account, or the status that it ended with."""
+    return value if kind == "failure" else of_exit_status(rank, value)
+
+
 def to_error(failure: Failure) -> KwayError:
     """Make the exception that the parent raises: kway's own as they were, all others a ``RankError``."""
     if failure.error is not None:
@@ -114,8 +121,8 @@ def to_error(failure: Failure) -> KwayError:
 
 
 def _without_frames_of_kway(error: BaseException) -> BaseException:
-    """Drop the worker's own frame, which is the outermost one, so that the user's code comes first."""
+    """Drop the outermost frames, which are the rank's own, so that a traceback begins with the user's code."""
     trace = error.__traceback__
-    if trace is not None and trace.tb_next is not None:
-        return error.with_traceback(trace.tb_next)
-    return error
+    while trace is not None and _OWN_FRAMES & {trace.tb_frame.f_code.co_filename}:
+        trace = trace.tb_next
+    return error.with_traceback(trace) if trace is not None else error

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -12,18 +12,13 @@ from typing import Any, Self
 from kway.errors import KwayError, UsageError
 from kway.launch import address, failure
 from kway.launch.blame import dump_call
-from kway.launch.failure import Failure
+from kway.launch.crew import Crew
 from kway.launch.interrupt import sigterm_raises
-from kway.launch.listen import listen
-from kway.launch.output import Echo, Output, to_parent
+from kway.launch.output import Echo, to_parent
 from kway.launch.payload import load
-from kway.launch.process import RankProcess
 from kway.launch.worker import Setup, Task
 
-_GRACE_S = 1.0
-_GRACE_KNOWN_S = 0.1
 _LEAVE_S = 5.0
-_SEND_S = 60.0
 
 
 class Ranks:
@@ -55,8 +50,7 @@ class Ranks:
         self._logs, self._start_timeout = logs, start_timeout.total_seconds()
         self._echo = to_parent(len(self._devices)) if echo is True else echo or None
         self._folder: Path | None = None
-        self._output: Output | None = None
-        self._processes: list[RankProcess] = []
+        self._crew: Crew | None = None
         self._ready: set[int] = set()
         self._tasks = 0
         self._closed = False
@@ -102,11 +96,11 @@ class Ranks:
         call = dump_call(function, arguments, self._own_folder())
         try:
             with sigterm_raises():
-                if not self._processes:
-                    self._start()
+                crew = self._crew or self._start()
                 self._tasks += 1
-                self._send(Task(self._tasks, size, call), size)
-                return self._collect(size, on_event, limit)
+                for rank in range(size):
+                    crew.send(rank, Task(self._tasks, size, call))
+                return self._collect(crew, size, on_event, limit)
         except BaseException:
             self.close(kill=True)
             raise
@@ -120,20 +114,11 @@ class Ranks:
             return
         self._closed = True
         try:
-            if not kill:
-                for process in self._processes:
-                    process.send(None, _LEAVE_S)
-                deadline = time.monotonic() + _LEAVE_S
-                for process in self._processes:
-                    process.wait(max(0.0, deadline - time.monotonic()))
+            if self._crew is not None:
+                for rank in range(0 if kill else self.size):
+                    self._crew.send(rank, None)
+                self._crew.end(leave=0.0 if kill else _LEAVE_S)
         finally:
-            for process in self._processes:
-                process.kill()
-            for process in self._processes:
-                process.reap()
-                process.close()
-            if self._output is not None:
-                self._output.close()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -142,17 +127,24 @@ class Ranks:
             self._folder = Path(tempfile.mkdtemp(prefix="kway-"))
         return self._folder
 
-    def _start(self) -> None:
-        self._output = Output(self.size, self._echo, self._logs)
+    def _start(self) -> Crew:
         with address.listening_socket() as listener:
             port = listener.getsockname()[1]
+            crew = Crew(
+                "kway.launch.worker",
+                [
+                    self._environment | address.rank_variables(rank, self.size, port)
+                    for rank in range(self.size)
+                ],
+                echo=self._echo,
+                logs=self._logs,
+                folder=self._folder,
+                inherit={0: listener.fileno()},
+            )
+            self._crew = crew
             for rank in range(self.size):
-                environment = address.rank_variables(rank, self.size, port) | self._environment
-                inherit = listener.fileno() if rank == 0 else -1
-                self._processes.append(RankProcess(rank, environment, self._output, inherit))
-            self._output.start()
-            for process in self._processes:
-                process.send(self._setup(process.rank, port, listener.fileno()), _SEND_S)
+                crew.send(rank, self._setup(rank, port, listener.fileno()))
+        return crew
 
     def _setup(self, rank: int, port: int, listen_fd: int) -> Setup:
         return Setup(
@@ -169,17 +161,13 @@ class Ranks:
             folder=str(self._own_folder()),
         )
 
-    def _send(self, task: Task, size: int) -> None:
-        for process in self._processes[:size]:
-            process.send(task, _SEND_S)
-
     def _collect(
-        self, size: int, on_event: Callable[[Any], None] | None, limit: timedelta | None
+        self, crew: Crew, size: int, on_event: Callable[[Any], None] | None, limit: timedelta | None
     ) -> list[Any]:
         """Wait for all results; raise the first failure in time."""
         results: dict[int, Any] = {}
         started = time.monotonic()
-        messages = listen(self._processes)
+        messages = crew.listen()
         for rank, kind, value in messages:
             if kind == "event" and on_event is not None:
                 on_event(load(value))
@@ -190,26 +178,12 @@ class Ranks:
                 if len(results) == size:
                     break
             elif kind in {"failure", "ended"}:
-                found = self._with_others(messages, _failure(rank, kind, value))
-                self._drain()
-                raise failure.to_error(failure.first(found))
+                found = crew.first_failure(messages, failure.of_message(rank, kind, value))
+                raise failure.to_error(found)
             else:
                 self._check_time(time.monotonic() - started, size, results, limit)
-        self._drain()
+        crew.drain()
         return [results[rank] for rank in range(size)]
-
-    def _with_others(self, messages: Iterator[tuple[int, str, Any]], found: Failure) -> list[Failure]:
-        """Wait a little for failures that came before the one that was heard first."""
-        failures = {found.rank: found}
-        heard = time.monotonic()
-        for rank, kind, value in messages:
-            if kind in {"failure", "ended"} and rank not in failures:
-                failures[rank] = _failure(rank, kind, value)
-            known = not failure.first(failures.values()).is_consequence
-            grace = _GRACE_KNOWN_S if known else _GRACE_S
-            if time.monotonic() - heard > grace or len(failures) == self.size:
-                break
-        return list(failures.values())
 
     def _check_time(self, passed: float, size: int, results: dict[int, Any], limit: timedelta | None) -> None:
         missing = [rank for rank in range(size) if rank not in self._ready]
@@ -218,10 +192,6 @@ class Ranks:
         if limit is not None and passed > limit.total_seconds():
             late = [rank for rank in range(size) if rank not in results]
             raise KwayError(f"no end of {_names(late)} after {limit.total_seconds():g} s")
-
-    def _drain(self) -> None:
-        if self._output is not None:
-            self._output.drain()
 
 
 def run(
@@ -238,10 +208,6 @@ def run(
     """Start ranks on ``devices`` for one task and return its results by rank. See ``Ranks``."""
     with Ranks(devices, logs=logs, threads=threads, echo=echo, group=group, preload=preload) as ranks:
         return ranks.run(function, *arguments, on_event=on_event)
-
-
-def _failure(rank: int, kind: str, value: Any) -> Failure:
-    return value if kind == "failure" else failure.of_exit_status(rank, value)
 
 
 def _names(ranks: Sequence[int]) -> str:

@@ -80,6 +80,7 @@ class Output:
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._drained: list[threading.Event] = []
         self._ended = False
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._read_all, name="kway-output", daemon=True)
 
     def add(self, rank: int, name: str, fd: int) -> None:
@@ -92,12 +93,20 @@ class Output:
         self._thread.start()
 
     def drain(self, timeout: float = 5.0) -> None:
-        """Wait until all that the ranks have written so far has been passed on."""
+        """Wait until all that the ranks have written so far has been passed on. Raises what ``echo`` raised."""
         event = threading.Event()
         self._drained.append(event)
         if self._thread.is_alive():
             os.write(self._wake_write, b"d")
             event.wait(timeout)
+        if self._error is not None:
+            raise self._error
+
+    def note(self, rank: int, text: str) -> None:
+        """Add ``text`` to the log of a rank, where there is one."""
+        if self._logs:
+            self._logs[rank].write(text.encode(errors="backslashreplace"))
+            self._logs[rank].flush()
 
     def close(self, timeout: float = 5.0) -> None:
         """Pass on what is left and stop. The ranks should be gone: a pipe that is held open is given up."""
@@ -130,9 +139,16 @@ class Output:
 
     def _pass_on(self, stream: _Stream) -> None:
         still_open, texts = stream.read()
-        if self._echo is not None:
-            for text in texts:
-                self._echo(stream.rank, stream.name, text)
+        for text in texts:
+            self._show(stream, text)
         if not still_open:
             self._selector.unregister(stream.fd)
             os.close(stream.fd)
+
+    def _show(self, stream: _Stream, text: str) -> None:
+        if self._echo is None or self._error is not None:
+            return
+        try:
+            self._echo(stream.rank, stream.name, text)
+        except Exception as error:  # pipes must be read on, or the ranks stop; the caller hears of it later
+            self._error = error

@@ -14,7 +14,7 @@ from typing import Any
 from kway.launch.channel import Inbox, frame
 from kway.launch.output import Output
 
-_SOURCES = str(Path(__file__).resolve().parents[2])
+SOURCES = str(Path(__file__).resolve().parents[2])
 # -P keeps the current folder out of the way of the standard library until the parent's own path arrives.
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv[2]); from kway.launch.worker import main; main(int(sys.argv[1]))"
@@ -22,16 +22,21 @@ _CODE = (
 
 
 class RankProcess:
-    """Starts one rank. ``inherit``: a further descriptor that the rank may use, under the same number."""
+    """Starts one rank, which runs ``main`` of the module ``entry``.
 
-    def __init__(self, rank: int, environment: Mapping[str, str], output: Output, inherit: int = -1) -> None:
+    ``inherit``: a further descriptor that the rank may use, under the same number.
+    """
+
+    def __init__(
+        self, rank: int, entry: str, environment: Mapping[str, str], output: Output, inherit: int = -1
+    ) -> None:
         self.rank = rank
         self.inbox = Inbox()
         self.sock, theirs = socket.socketpair()
         with theirs:
             fds = [theirs.fileno(), *([inherit] if inherit >= 0 else [])]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CODE, str(theirs.fileno()), _SOURCES],
+                [sys.executable, "-P", "-c", _CODE, entry, str(theirs.fileno()), SOURCES],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

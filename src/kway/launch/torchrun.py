@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 from kway.errors import KwayError, UsageError
@@ -149,13 +150,13 @@ def _use_loopback() -> None:
 
 
 def _store(world: World, timeout: timedelta) -> Any:
-    import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if world.size == 1:
-        return dist.HashStore()
+        stores: Any = import_module("torch.distributed")
+        return stores.HashStore()
     try:
         store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
         return PrefixStore("kway", store)

@@ -1,25 +1,23 @@
 """The inside of a rank: waits for tasks, runs them in a process group of their own, reports.
 
-Started by ``kway.launch.process`` in a fresh interpreter. The control socket is the rank's life line: when its
-other end is gone, the parent is, and the rank takes itself and its loader workers away.
+Started by ``kway.launch.local`` in a fresh interpreter.
 """
 
 import contextlib
 import os
 import queue
-import signal
-import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from kway.launch.address import LOOPBACK
-from kway.launch.channel import Inbox, frame
+from kway.launch.blame import dump_value
 from kway.launch.failure import of_exception
-from kway.launch.payload import dump, load
+from kway.launch.lifeline import Lifeline, write_whole_lines
+from kway.launch.payload import load
 from kway.world import World
 
 
@@ -60,33 +58,6 @@ class Context:
 
     world: World
     emit: Callable[[Any], None] = field(compare=False)
-
-
-class _Line:
-    """The rank's end of the control socket."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._lock = threading.Lock()
-        self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-
-    def send(self, kind: str, value: Any = None) -> None:
-        with self._lock:
-            self._sock.sendall(frame((kind, value)))
-
-    def receive(self) -> Iterator[Any]:
-        inbox = Inbox()
-        while not inbox.closed:
-            yield from inbox.receive(self._sock)
-
-    def watch(self, messages: Iterator[Any]) -> None:
-        """Pass tasks to the main thread; ``None`` means to leave. Nothing more to come: the parent is gone."""
-        for message in messages:
-            self.tasks.put(message)
-            if message is None:
-                return
-        # Loader workers are in this rank's process group: nothing of it must stay.
-        os.killpg(0, signal.SIGKILL)
 
 
 class _Group:
@@ -144,39 +115,31 @@ def _world(setup: Setup, size: int) -> World:
     )
 
 
-def _run(setup: Setup, task: Task, group: _Group | None, line: _Line) -> bytes:
+def _run(setup: Setup, task: Task, group: _Group | None, line: Lifeline) -> bytes:
     os.environ.update(WORLD_SIZE=str(task.size), LOCAL_WORLD_SIZE=str(task.size))
     function, arguments = load(task.call)
-    context = Context(_world(setup, task.size), lambda value: line.send("event", dump(value)))
+    context = Context(
+        _world(setup, task.size), lambda value: line.send("event", dump_value("an event", value))
+    )
     with group.task(task.number, task.size) if group else contextlib.nullcontext():
         result = function(context, *arguments)
-        return dump(result, _folder(setup))
-
-
-def _folder(setup: Setup) -> Any:
-    from pathlib import Path
-
-    return Path(setup.folder)
+        return dump_value("the result of a rank", result, Path(setup.folder))
 
 
 def main(control: int) -> None:
     """Serve the parent at the other end of the descriptor ``control`` until it says to leave."""
-    # A rank is told to stop through its control socket or by SIGKILL; a Ctrl-C is the parent's business.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")
-    line = _Line(socket.socket(fileno=control))
-    messages = line.receive()
-    setup: Setup = next(messages)
+    line = Lifeline(control)
+    setup: Setup = line.first()
+    tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+    line.watch(tasks.put)
+    write_whole_lines()
     sys.path[:] = setup.path
-    threading.Thread(target=line.watch, args=(messages,), name="kway-control", daemon=True).start()
     try:
         group = _Group(setup) if setup.group else None
         for name in setup.preload:
             import_module(name)
         line.send("ready")
-        while (task := line.tasks.get()) is not None:
+        while (task := tasks.get()) is not None:
             result = _run(setup, task, group, line)
             _flush()
             line.send("result", result)
@@ -184,7 +147,7 @@ def main(control: int) -> None:
         _flush()
         line.send("failure", of_exception(setup.rank, error))
         # The parent ends this process. To leave now would give the other ranks something to complain about.
-        while line.tasks.get() is not None:
+        while tasks.get() is not None:
             pass
 
 

@@ -90,9 +90,8 @@ class Normalise(torch.autograd.Function):
         if x.is_cuda:
             total = count.to(torch.int32).reshape(1)
             scale = None if weight is None else weight.to(mean.dtype)
-            dx = torch.batch_norm_backward_elemt(
-                dy, x, mean, invstd, scale, *over_group.to(mean.dtype), total
-            )
+            sum_dy, sum_dy_xmu = over_group.to(mean.dtype).unbind(0)
+            dx = torch.batch_norm_backward_elemt(dy, x, mean, invstd, scale, sum_dy, sum_dy_xmu, total)
         else:
             average = over_group / count
             slope = (average[1] * invstd * invstd).to(mean.dtype)

@@ -64,6 +64,12 @@ class ShareStep:
         self.schedule = job.schedule(optimizer) if job.schedule is not None else None
         self.clip = clip_rule(job.clip)
 
+    def output(self, batch: Any) -> Any:
+        """Run the model alone on one collated batch."""
+        with self.precision.compute(self.device):
+            args, kwargs, _ = self.split(move(batch, self.device, self.precision.floating))
+            return self.model(*args, **kwargs)
+
     def forward(self, batch: Any, samples: int) -> tuple[Any, Any, Tensor, Tensor]:
         """Run model and loss on one collated batch: (output, target, total, weight)."""
         with self.precision.compute(self.device):
@@ -73,7 +79,7 @@ class ShareStep:
         return output, target, total, weight
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
-        """Take optimizer step number ``step`` (of the whole run) on a share. Raises what model and loss raise."""
+        """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
         seed_generators(key(self.job.seed, "step", step, self.place), self.device)
         self.optimizer.zero_grad(set_to_none=True)
         slots = self._accumulate(share, tally)
@@ -95,10 +101,12 @@ class ShareStep:
         return self._reduce is None and len(share.micro) == 1
 
     def _accumulate(self, share: Share, tally: Tally | None) -> Tensor:
-        """Run forward and backward over the micro-batches; return this rank's losses and weights in its slots."""
+        """Run forward and backward over the micro-batches; return losses and weights, this rank's in its slot."""
         slots: Tensor | None = None
         self.presence.counts = share.count > 0
         for batch, samples in share.micro:
+            if share.count and not samples:
+                continue
             output, target, total, weight = self.forward(batch, samples)
             if self._whole(share):
                 objective = total / weight if self.rule.averaged else total
@@ -106,7 +114,7 @@ class ShareStep:
                 # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
                 objective = total * ((1.0 if samples else 0.0) / share.total)
             if objective.requires_grad:
-                (self.scaler.scale(objective) if self.scaler else objective).backward()
+                (self.scaler.scale(objective) if self.scaler else objective).backward()  # type: ignore[no-untyped-call]
             if slots is None:
                 slots = torch.zeros(2, self.ranks, dtype=_wide(total), device=total.device)
             if samples:
@@ -125,7 +133,7 @@ class ShareStep:
         torch._foreach_div_(grads, divisor.to(grads[0].dtype)) if grads else None
 
     def _update(self) -> Tensor | None:
-        """Add the penalty once, clip what was reduced, and step optimizer and schedule. Return the penalty."""
+        """Add the penalty once, clip what was reduced, step optimizer and schedule. Return the penalty."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         penalty = None

@@ -1,4 +1,4 @@
-"""Sums and weights by name, added up over micro-batches, steps and ranks. Means are taken once, at the end."""
+"""Sums and weights by name, added over micro-batches, steps and ranks. Means are taken once, at the end."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,0 +1,1 @@
+"""What needs several stages at once: a job brought to its devices, trained, evaluated, proved."""

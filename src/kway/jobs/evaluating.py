@@ -1,0 +1,129 @@
+"""``kway.evaluate`` and ``kway.predict``: every sample once, in the order of the data set."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.data.loader import Loader
+from kway.data.parts import Parts, take_apart
+from kway.errors import UsageError
+from kway.job import Job
+from kway.jobs.place import place
+from kway.step.build import build, check_names, load_weights
+from kway.step.precision import precision_of
+from kway.strategies.engine import Engine
+
+Weights = str | Path | Mapping[str, torch.Tensor] | nn.Module | None
+
+
+def evaluate(
+    job: Job, weights: Weights = None, *, data: Any = None, devices: Any = "auto", strategy: str = "auto"
+) -> dict[str, float]:
+    """Return ``loss`` and every metric of ``job`` over ``data`` (default: its validation data, else its data).
+
+    ``weights``: a safetensors file, a state dict or a module; ``None``: the job's model as it is. Each sample
+    counts once on any number of devices. Raises ``UsageError`` before anything starts.
+    """
+    results = _on_ranks(evaluate_rank, job, weights, data, devices, strategy)
+    values: dict[str, float] = results[0]
+    return values
+
+
+def predict(
+    job: Job, weights: Weights = None, *, data: Any = None, devices: Any = "auto", strategy: str = "auto"
+) -> Any:
+    """Return the model's outputs over ``data``, in the order of the data set, on the CPU.
+
+    Tensors come back as one tensor of shape (samples, ...), nested tuples and dicts of them likewise. See
+    ``evaluate`` for the arguments.
+    """
+    pieces = [
+        piece for rank in _on_ranks(predict_rank, job, weights, data, devices, strategy) for piece in rank
+    ]
+    order = torch.argsort(torch.cat([torch.as_tensor(indices) for indices, _ in pieces]))
+    return _merged([output for _, output in pieces], order, [len(indices) for indices, _ in pieces])
+
+
+def _on_ranks(task: Any, job: Job, weights: Weights, data: Any, devices: Any, strategy: str) -> list[Any]:
+    where = place(devices, strategy)
+    given = data if data is not None else job.validation if job.validation is not None else job.data
+    parts = take_apart(
+        given, batch_size=_batch(job, given), seed=job.seed, shuffle=False, workers=job.workers
+    )
+    model = _loaded(job, weights)
+    return where.run(task, replace(job, model=model, init=None), parts, where.plan.layout)
+
+
+def _batch(job: Job, data: Any) -> int | None:
+    return None if isinstance(data, torch.utils.data.DataLoader) else job.batch_size
+
+
+def _loaded(job: Job, weights: Weights) -> nn.Module:
+    if isinstance(weights, nn.Module):
+        return weights
+    model = build(job).to(dtype=precision_of(job.precision).floating)
+    if isinstance(weights, str | Path):
+        load_weights(model, Path(weights))
+    elif isinstance(weights, Mapping):
+        check_names(model, dict(weights), "given as a state dict")
+        model.load_state_dict(weights)
+    elif weights is not None:
+        raise UsageError(f"weights of type {type(weights).__name__}", "a file, a state dict or a module")
+    return model
+
+
+def evaluate_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -> dict[str, float]:
+    """Evaluate on one rank."""
+    values: dict[str, float] = _with_engine(
+        context, job, parts, layout, lambda engine, shares: engine.evaluate(shares)
+    )
+    return values
+
+
+def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -> list[tuple[Any, Any]]:
+    """Predict on one rank: (data set indices, output) of its part of every batch; inside ranks that were there
+    before, of all ranks.
+    """
+    pieces = _with_engine(context, job, parts, layout, lambda engine, shares: engine.outputs(shares))
+    if context.world.origin != "env":
+        return list(pieces)
+    from kway.comm.group import Group
+
+    gathered = Group(context.world.rank, context.world.size).objects(pieces)
+    return [piece for rank in gathered for piece in rank]
+
+
+def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], use: Any) -> Any:
+    trained = job.model.training
+    engine = Engine(job, job.model, layout, context.world, "math", parts.order.batch_size)
+    place, shares = engine.part.place, engine.part.shares
+    loader = Loader(parts, rank=place, size=shares, seed=job.seed, micro_batch=job.micro_batch)
+    try:
+        return use(engine, loader.epoch(0))
+    finally:
+        loader.close()
+        engine.close()
+        job.model.train(trained)
+
+
+def _merged(pieces: list[Any], order: torch.Tensor, lengths: list[int]) -> Any:
+    first = pieces[0]
+    if isinstance(first, torch.Tensor):
+        if any(piece.dim() == 0 or len(piece) != n for piece, n in zip(pieces, lengths, strict=True)):
+            raise UsageError(
+                f"a prediction of shape {tuple(first.shape)} for {lengths[0]} samples",
+                "the first dimension must be the samples",
+            )
+        return torch.cat(pieces)[order]
+    if isinstance(first, Mapping):
+        return {key: _merged([piece[key] for piece in pieces], order, lengths) for key in first}
+    if isinstance(first, tuple | list):
+        columns = [_merged([piece[at] for piece in pieces], order, lengths) for at in range(len(first))]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    if first is None:
+        return None
+    raise UsageError(f"a prediction of type {type(first).__name__}", "tensors, or tuples and dicts of them")

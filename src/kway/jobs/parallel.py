@@ -1,0 +1,139 @@
+"""``kway.parallel``: a user's own loop on any number of devices."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.data.loader import Loader, Share
+from kway.errors import UsageError
+from kway.job import Job
+from kway.jobs.place import Place, place
+from kway.step.build import build
+from kway.step.seeds import preserved
+from kway.step.share import Outcome
+from kway.strategies.engine import Engine
+from kway.training.loop import training_parts
+from kway.training.weights import save_weights
+from kway.world import World
+
+
+@contextmanager
+def parallel(
+    job: Job, *, devices: Any = "auto", strategy: str = "auto", exactness: str = "math"
+) -> Iterator["Session"]:
+    """Open ``job`` on the ranks that ``kway launch`` or torchrun started, or on this process alone.
+
+    Raises ``UsageError`` where ``devices`` asks for several devices outside of such ranks.
+    """
+    where = place(devices, strategy, exactness)
+    if where.starts_ranks:
+        raise UsageError(
+            f"kway.parallel on {where.plan.devices} devices in a process that is alone",
+            "a loop of your own runs once on each rank",
+            f"start it with: kway launch --devices {devices} {Path(sys.argv[0]).name or 'script.py'}",
+        )
+    world = where.joined or World(device=where.plan.device_set[0], threads=where.threads)
+    threads = torch.get_num_threads()
+    with preserved(torch.device(world.device)):
+        torch.set_num_threads(world.threads)
+        session = Session(job, where, world)
+        try:
+            yield session
+        finally:
+            session.close()
+            torch.set_num_threads(threads)
+
+
+class Session:
+    """One rank's side of a loop. Its methods are collectives: every rank calls them, in the same order.
+
+    ``rank`` of ``size``; ``is_main`` on rank 0; ``model`` is this rank's module.
+    """
+
+    def __init__(self, job: Job, where: Place, world: World) -> None:
+        train, held = training_parts(job)
+        self.job, self.world, self.plan = job, world, where.plan
+        self.rank, self.size, self.is_main = world.rank, world.size, world.is_main
+        self.model: nn.Module = build(job)
+        self.engine = Engine(
+            job, self.model, where.plan.layout, world, where.plan.exactness, train.order.batch_size
+        )
+        self._group = self.engine.mesh.world
+        part = self.engine.part
+        options: dict[str, Any] = {"rank": part.place, "size": part.shares, "seed": job.seed}
+        options["micro_batch"] = job.micro_batch
+        self._loader = Loader(train, **options)
+        self._held: Loader | None = None if held is None else Loader(held, **options)
+        self.steps = 0
+
+    def batches(self, epoch: int) -> Iterator[Share]:
+        """Yield this rank's share of every global batch of ``epoch`` (from 0)."""
+        return self._loader.epoch(epoch)
+
+    def step(self, share: Share) -> torch.Tensor:
+        """Take one optimizer step over the global batch; return its loss, a scalar tensor equal on all ranks."""
+        outcome: Outcome = self.engine.step(share, self.steps)
+        self.steps += 1
+        return outcome.loss
+
+    def evaluate(self) -> dict[str, float]:
+        """Return ``loss`` and every metric over the validation data, the same on all ranks.
+
+        Raises ``UsageError`` where the job has none.
+        """
+        if self._held is None:
+            raise UsageError("evaluate() of a job without validation data", "set validation= in the job")
+        self.engine.equalise()
+        return self.engine.evaluate(self._held.epoch(0))
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print on rank 0 only."""
+        if self.is_main:
+            print(*values, **{"flush": True, **options})
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return one value of each rank, in rank order, on all ranks. Tensors come back on the CPU."""
+        return self._group.objects(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self._group.barrier()
+
+    @contextmanager
+    def first_on_main(self) -> Iterator[None]:
+        """Run a block on rank 0 first, then on the others: to prepare a file that all will read."""
+        if not self.is_main:
+            self.barrier()
+        try:
+            yield
+        finally:
+            if self.is_main:
+                self.barrier()
+
+    def save(self, folder: Path | str) -> Path:
+        """Write ``weights.safetensors`` into ``folder``, made where it is missing; return the file's path."""
+        state = self.engine.state()
+        path = Path(folder) / "weights.safetensors"
+        error = None
+        if self.is_main:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_weights(state, path)
+            except OSError as problem:
+                error = UsageError(f"{path} cannot be written: {problem.strerror}")
+        failed = self._group.objects(error)[0]
+        if failed is not None:
+            raise failed
+        return path
+
+    def close(self) -> None:
+        """End loader workers and take kway's changes off the model."""
+        self._loader.close()
+        if self._held is not None:
+            self._held.close()
+        self.engine.close()

@@ -1,0 +1,163 @@
+"""Where a job runs: in this process, on ranks that kway starts, or on ranks that are already there."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kway.devices.cpu import threads_for
+from kway.devices.select import parse
+from kway.devices.select import warnings as device_warnings
+from kway.devices.topology import discover
+from kway.errors import UsageError
+from kway.launch import local
+from kway.launch.torchrun import from_environment, join
+from kway.records import Cluster, Plan
+from kway.step.seeds import preserved
+from kway.strategies.layout import SINGLE, check_level, fit, named_sizes, title
+from kway.world import World
+
+Emit = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a task gets in a process that kway did not start: the same as in one that it did."""
+
+    world: World
+    emit: Emit = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A plan, and how to reach its devices. ``joined``: this process's place among ranks that are there."""
+
+    plan: Plan
+    threads: int
+    joined: World | None
+    notices: tuple[str, ...] = ()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that speaks and writes."""
+        return self.joined is None or self.joined.is_main
+
+    @property
+    def starts_ranks(self) -> bool:
+        """Whether running here means starting processes."""
+        return self.joined is None and self.plan.devices > 1
+
+    def run(
+        self,
+        task: Callable[..., Any],
+        *arguments: Any,
+        on_event: Emit | None = None,
+        logs: Path | None = None,
+        echo: bool = True,
+        ranks: Any = None,
+    ) -> list[Any]:
+        """Call ``task(context, *arguments)`` on every rank; return the results by rank.
+
+        Inside ranks that are already there, the list holds this rank's result only. ``ranks`` may hold CPU
+        ranks that are already started (``launch.local.Ranks``).
+        """
+        emit = on_event or _ignore
+        if self.joined is not None:
+            with _threads(self.joined.threads):
+                return [task(Context(self.joined, emit), *arguments)]
+        if self.plan.devices == 1:
+            world = World(device=self.plan.device_set[0], threads=self.threads)
+            with _threads(self.threads), preserved(torch.device(world.device)):
+                return [task(Context(world, emit), *arguments)]
+        if ranks is not None:
+            found: list[Any] = ranks.run(task, *arguments, size=self.plan.devices, on_event=emit)
+            return found
+        return local.run(
+            task,
+            self.plan.device_set,
+            *arguments,
+            logs=logs,
+            threads=self.threads,
+            echo=echo,
+            on_event=emit,
+            preload=("torch", "kway.strategies.engine"),
+        )
+
+
+def _ignore(event: Any) -> None:
+    """Take an event that nobody asked for."""
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def place(devices: Any = "auto", strategy: str = "auto", exactness: str = "math") -> Place:
+    """Resolve a device set, a strategy and a level into a place. Nothing is started.
+
+    Inside ranks that are there (torchrun and its like) their number is the number of devices. Raises
+    ``UsageError``.
+    """
+    cluster = discover()
+    joined = _joined(devices, cluster)
+    sized = strategy if strategy in ("auto", SINGLE) else _size_of(strategy)
+    if joined is not None:
+        chosen = [joined.device] * joined.size
+    elif devices == "auto" and isinstance(sized, int):
+        chosen = parse(sized, cluster)
+    elif devices == "auto" and strategy == SINGLE:
+        chosen = parse("auto", cluster)[:1]
+    else:
+        chosen = parse(devices, cluster)
+    plan = choose(chosen, strategy, exactness)
+    cpus = plan.devices if chosen[0] == "cpu" else 1
+    if joined is not None:
+        join(joined)
+    return Place(plan, threads_for(cpus), joined, tuple(device_warnings(chosen, cluster)))
+
+
+def choose(device_set: list[str], strategy: str, exactness: str) -> Plan:
+    """Make the plan for named devices. Raises ``UsageError`` for a strategy that does not fit them."""
+    count = len(device_set)
+    if strategy == "auto":
+        layout = {} if count == 1 else fit("data", count)
+        reason = "one device" if count == 1 else f"data parallelism over all {count} devices"
+    else:
+        layout, reason = fit(strategy, count), "named by the user"
+    check_level(layout, exactness)
+    return Plan(title(layout), layout, device_set, exactness, reason)
+
+
+def _size_of(strategy: str) -> int | None:
+    """Return the number of devices that a strategy names, or ``None`` where it leaves it open."""
+    total = 1
+    for _, size in named_sizes(strategy):
+        if size is None:
+            return None
+        total *= size
+    return total
+
+
+def _joined(devices: Any, cluster: Cluster) -> World | None:
+    kind = "cuda" if cluster.gpus and not str(devices).startswith("cpu") else "cpu"
+    world = from_environment(device=kind)
+    if world is None or world.size == 1:
+        return None
+    if devices != "auto":
+        asked = parse(devices, cluster)
+        if len(asked) != world.size and world.local_size == world.size:
+            raise UsageError(
+                f"devices={devices!r} inside {world.size} ranks that are already there",
+                f"it names {len(asked)} device{'s' if len(asked) > 1 else ''}",
+                f"use devices='auto', or start {len(asked)} ranks",
+            )
+    return world

@@ -1,0 +1,158 @@
+"""``kway.train``: from a job to a trained module and its record."""
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import nn
+
+from kway.errors import KwayError, UsageError
+from kway.job import Job
+from kway.jobs.folder import claimed
+from kway.jobs.place import Place, place
+from kway.records import Plan, Training
+from kway.registry import unknown
+from kway.step.build import build
+from kway.step.precision import precision_of
+from kway.strategies.layout import check_model
+from kway.training.loop import Loop, training_parts
+from kway.training.spec import TrainSpec, interval
+
+Callback = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training run. ``model`` is the trained module, in this process; ``folder`` where files went."""
+
+    plan: Plan
+    record: Training
+    model: nn.Module
+    folder: Path | None
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """What each epoch gave: see ``kway.records.Training``."""
+        return self.record.epochs
+
+
+def train(
+    job: Job,
+    *,
+    devices: Any = "auto",
+    strategy: str = "auto",
+    exactness: str = "math",
+    epochs: int = 10,
+    steps: int | None = None,
+    out: Path | str | None = None,
+    callbacks: Iterable[Callback] = (),
+    validate_every: int | str = 1,
+    log_every: int = 10,
+    save_best: str | None = None,
+    echo: bool = True,
+    ranks: Any = None,
+) -> Run:
+    """Train ``job`` and return the run.
+
+    ``devices``: ``"auto"``, a number, ``"cpu:N"`` or ``"cuda:I,J"``. ``strategy``: ``"auto"``, ``"single"``,
+    ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"`` or ``"loose"``. ``steps`` stops after
+    that many optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs;
+    ``None`` keeps nothing on disk. ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
+    validation figure (``"validation_loss"``, ``"accuracy"``) whose best weights are kept.
+
+    ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
+    ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``end``. ``echo``: whether what
+    ranks print is shown. ``ranks``: CPU ranks that are already started.
+
+    Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``RankError`` where a rank
+    fails; inside one device, what the user's code raises.
+    """
+    where = place(devices, strategy, exactness)
+    spec = TrainSpec(
+        job=job,
+        plan=where.plan,
+        folder="",
+        epochs=epochs,
+        steps=steps,
+        validate_every=interval("validate_every", validate_every),
+        log_every=log_every,
+        save_best=_best(job, save_best),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    parts, _ = training_parts(job)
+    model = build(job)
+    check_model(job, model, where.plan.layout, exactness, parts.order.batch_size)
+    listeners = list(callbacks)
+
+    def tell(event: dict[str, Any]) -> None:
+        name = event["event"]
+        for listener in listeners:
+            listener(name, {key: value for key, value in event.items() if key != "event"})
+
+    with ExitStack() as stack:
+        folder = _folder(stack, where, out)
+        spec = TrainSpec(**{**vars(spec), "folder": str(folder)})
+        logs = folder / "logs" if out is not None and where.starts_ranks else None
+        if where.starts_ranks:
+            results = where.run(run_rank, spec, on_event=tell, logs=_made(logs), echo=echo, ranks=ranks)
+        else:
+            results = where.run(run_rank, spec, model, on_event=tell, ranks=ranks)
+        record: Training = results[0]
+        record = Training(**{**vars(record), "notices": [*where.notices, *record.notices]})
+        if where.starts_ranks:
+            model = model.to(dtype=precision_of(job.precision).floating)
+            model.load_state_dict(load_file(folder / "weights.safetensors"))
+        if out is not None and where.is_main:
+            from kway.report.curves import draw
+
+            record.save(folder)
+            draw(record, folder / "curves.png")
+    return Run(where.plan, record, model, Path(folder) if out is not None else None)
+
+
+def run_rank(context: Any, spec: TrainSpec, model: nn.Module | None = None) -> Training:
+    """Train on one rank. The task that ``train`` sends."""
+    return Loop(context.world, spec, build(spec.job) if model is None else model, context.emit).run()
+
+
+def _made(folder: Path | None) -> Path | None:
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _best(job: Job, name: str | None) -> str | None:
+    if name is None:
+        return None
+    if job.validation is None:
+        raise UsageError(
+            f"save_best={name!r} without validation data", "the best is judged on validation data"
+        )
+    figures = ["validation_loss", *job.metrics]
+    if name not in figures:
+        raise unknown("validation figure", name, figures)
+    return name
+
+
+def _folder(stack: ExitStack, where: Place, out: Path | str | None) -> Path:
+    """Claim the folder once for all ranks: rank 0 does, and all learn how it went."""
+    files = ("train.json", ("weights.safetensors", "curves.png"))
+    if where.joined is None:
+        return stack.enter_context(claimed(out, *files))
+    from kway.comm.group import Group
+
+    group = Group(where.joined.rank, where.joined.size)
+    outcome: tuple[str, KwayError | None] = ("", None)
+    if where.joined.is_main:
+        try:
+            outcome = str(stack.enter_context(claimed(out, *files))), None
+        except KwayError as problem:
+            outcome = "", problem
+    name, refused = group.objects(outcome)[0]
+    if refused is not None:
+        raise refused
+    return Path(name)

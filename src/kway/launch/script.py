@@ -1,0 +1,108 @@
+"""A user's own script on k ranks: each runs it from the top, as ``__main__``, and finds its place in ``env://``."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from kway.errors import UsageError
+from kway.launch import address, failure
+from kway.launch.crew import Crew
+from kway.launch.interrupt import sigterm_raises
+from kway.launch.output import Echo, to_parent
+from kway.launch.process import SOURCES
+from kway.launch.script_rank import Script
+
+_LEAVE_S = 3.0
+
+
+def launch(
+    target: str,
+    arguments: Sequence[str],
+    devices: Sequence[str],
+    *,
+    module: bool = False,
+    threads: int | None = None,
+    logs: Path | None = None,
+    echo: bool | Echo = True,
+) -> None:
+    """Run the script ``target`` (with ``module``: the module of that name) in a rank for each of ``devices``.
+
+    Returns when all ranks have left with exit code 0. A rank may leave early with 0 as long as the others do
+    not fail without it. One device is one rank without rank variables, so that the script may start ranks of
+    its own. ``logs``: an existing folder for ``rank-N.log``. Raises ``UsageError`` for a script that is not
+    there, and ``RankError`` for the first rank in time that failed; all ranks are gone then.
+    """
+    check(target, module)
+    size = len(devices)
+    shared = address.environment(devices, threads if size > 1 else None)
+    with sigterm_raises(), address.reserved_port() as port:
+        own = [address.rank_variables(rank, size, port) if size > 1 else {} for rank in range(size)]
+        crew = Crew(
+            "kway.launch.script_rank",
+            [shared | variables for variables in own],
+            echo=to_parent(size) if echo is True else echo or None,
+            logs=logs,
+        )
+        with _ended(crew) as fail:
+            for rank in range(size):
+                crew.send(rank, Script(rank, target, module, tuple(arguments), SOURCES))
+            _wait(crew, fail)
+
+
+def replace_this_process(
+    target: str, arguments: Sequence[str], devices: Sequence[str], *, module: bool = False
+) -> None:
+    """Become ``python target arguments...`` on one device: no rank variables, the same terminal and signals.
+
+    Does not return. Raises ``UsageError`` as ``launch`` does.
+    """
+    check(target, module)
+    environment = address.environment(devices, None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, *(["-m"] if module else []), target, *arguments]
+    os.execve(sys.executable, command, environment)
+
+
+def check(target: str, module: bool) -> None:
+    """Raise ``UsageError`` where there is nothing to run under this name."""
+    if not module:
+        if not Path(target).is_file():
+            raise UsageError(f"no file {target}", "kway launch runs a Python script, or -m MODULE")
+        return
+    top = target.partition(".")[0]
+    if PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+        raise UsageError(f"no module {top}", "kway launch -m takes a module that this Python can import")
+
+
+@contextlib.contextmanager
+def _ended(crew: Crew) -> Iterator[Callable[[int], None]]:
+    """End the crew with the block. The function that it gives names a failed rank, whose exit handlers run."""
+    failed: list[int] = []
+    try:
+        yield failed.append
+    except BaseException:
+        crew.end(leave=_LEAVE_S if failed else 0.0, only=failed[0] if failed else None)
+        raise
+    crew.end(leave=_LEAVE_S)
+
+
+def _wait(crew: Crew, fail: Callable[[int], None]) -> None:
+    left: list[int] = []
+    messages = crew.listen()
+    for rank, kind, value in messages:
+        if kind == "ended" and value == 0:
+            left.append(rank)
+            if len(left) == crew.size:
+                break
+        elif kind in {"failure", "ended"}:
+            found = crew.first_failure(messages, failure.of_message(rank, kind, value))
+            if found.is_consequence and left:
+                # Nobody failed before: the others missed the rank that was already done.
+                found = failure.of_exit_status(left[0], 0)
+            fail(found.rank)
+            raise failure.to_error(found)
+    crew.drain()

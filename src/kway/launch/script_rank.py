@@ -1,0 +1,74 @@
+"""The inside of a rank that runs a user's script: as ``python script.py`` would, and with a parent that hears.
+
+Started by ``kway.launch.script``. The script gets the real ``__main__``, so that what it defines there can be
+pickled until the very end of the process.
+"""
+
+import contextlib
+import os
+import runpy
+import sys
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+from kway.launch.failure import of_exception
+from kway.launch.lifeline import Lifeline, write_whole_lines
+
+
+@dataclass(frozen=True)
+class Script:
+    """What to run: a file's path, or a module's name (``module``), with its arguments.
+
+    ``sources``: the entry of ``sys.path`` by which this process found kway, and which the script must not see.
+    """
+
+    rank: int
+    target: str
+    module: bool
+    arguments: tuple[str, ...]
+    sources: str
+
+
+def main(control: int) -> None:
+    """Run the script that the parent at the other end of the descriptor ``control`` names."""
+    line = Lifeline(control)
+    script: Script = line.first()
+    line.watch(lambda message: None)
+    write_whole_lines()
+    sys.path.remove(script.sources)
+    try:
+        _run(script)
+    except SystemExit as leaving:
+        if leaving.code:
+            _report(line, script.rank, leaving)
+        raise
+    except BaseException as error:
+        _report(line, script.rank, error)
+        if sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(error), error, error.__traceback__)
+        # The parent shows the traceback, last and once; here it would be one among many.
+        raise SystemExit(1) from None
+
+
+def _report(line: Lifeline, rank: int, error: BaseException) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    line.send("failure", of_exception(rank, error))
+
+
+def _run(script: Script) -> None:
+    sys.argv[:] = [script.target, *script.arguments]
+    if script.module:
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(script.target, run_name="__main__", alter_sys=True)
+        return
+    path = os.path.abspath(script.target)  # noqa: PTH100: links stay links, as with python itself
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    namespace = sys.modules["__main__"].__dict__
+    for name in [name for name in namespace if not name.startswith("__")]:
+        del namespace[name]
+    namespace.update(__file__=path, __cached__=None, __spec__=None, __doc__=None)
+    namespace["__loader__"] = SourceFileLoader("__main__", path)
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), namespace)

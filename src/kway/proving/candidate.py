@@ -1,0 +1,112 @@
+"""One rank of a candidate: the real step of kway, started at every compared step from the reference's state."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from kway.data.loader import cut
+from kway.data.order import Indices
+from kway.data.parts import Parts
+from kway.job import Job
+from kway.proving.quiet import without_dropout
+from kway.step.build import build
+from kway.strategies.engine import Engine
+from kway.world import World
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class CandidateSpec:
+    """What every rank of a candidate needs. ``folder`` holds ``before-S.safetensors`` for each step S and gets
+    ``after-S.safetensors``. ``batches``: (epoch, global data set indices) of each step.
+    """
+
+    job: Job
+    parts: Parts
+    layout: dict[str, int]
+    level: str
+    folder: str
+    batches: list[tuple[int, Indices]]
+
+
+def before_file(folder: str | Path, step: int) -> Path:
+    """Return where the reference's state before a step lies."""
+    return Path(folder) / f"before-{step}.safetensors"
+
+
+def after_file(folder: str | Path, step: int) -> Path:
+    """Return where the candidate's tensors after a step lie."""
+    return Path(folder) / f"after-{step}.safetensors"
+
+
+def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> dict[str, Any]:
+    """Take all steps. Returns ``shares`` (samples by step and rank) and ``strays``: for each step, the first
+    tensor in which a rank differs from rank 0, as (rank, tensor), or ``None``.
+    """
+    model = build(spec.job) if model is None else model
+    largest = max(len(indices) for _, indices in spec.batches)
+    shares, strays = [], []
+    with without_dropout(model):
+        engine = Engine(spec.job, model, spec.layout, world, spec.level, largest)
+        try:
+            for step, (epoch, indices) in enumerate(spec.batches):
+                _load(engine, load_file(before_file(spec.folder, step)))
+                share = cut(
+                    spec.parts,
+                    indices,
+                    epoch=epoch,
+                    step=step,
+                    rank=engine.part.place,
+                    size=engine.part.shares,
+                    seed=spec.job.seed,
+                    micro_batch=spec.job.micro_batch,
+                )
+                outcome = engine.step(share, step)
+                result = _tensors(engine, outcome.loss)
+                group = engine.mesh.world
+                shares.append(group.objects(share.count))
+                strays.append(_stray(group.objects({n: _digest(v) for n, v in result.items()})))
+                if world.is_main:
+                    save_file(result, after_file(spec.folder, step))
+        finally:
+            engine.close()
+    return {"shares": shares, "strays": strays}
+
+
+def _load(engine: Engine, state: State) -> None:
+    parts: dict[str, State] = {"model": {}, "optimizer": {}}
+    for name, value in state.items():
+        kind, rest = name.split("/", 1)
+        parts[kind][rest] = value
+    engine.load(parts["model"], parts["optimizer"])
+
+
+def _tensors(engine: Engine, loss: torch.Tensor) -> State:
+    result = {"loss": loss.detach().cpu().clone()}
+    result |= {f"gradient/{name}": value for name, value in engine.gradients().items()}
+    model = engine.model.state_dict()
+    result |= {
+        f"model/{n}": v.detach().cpu().clone() for n, v in model.items() if isinstance(v, torch.Tensor)
+    }
+    result |= {f"optimizer/{name}": value for name, value in engine.optimizer_state().items()}
+    return {name: value.contiguous() for name, value in result.items()}
+
+
+def _digest(value: torch.Tensor) -> str:
+    real = torch.view_as_real(value) if value.is_complex() else value
+    return hashlib.sha256(real.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _stray(digests: list[dict[str, str]]) -> tuple[int, str] | None:
+    first = digests[0]
+    for rank, own in enumerate(digests):
+        for name in {**first, **own}:
+            if own.get(name) != first.get(name):
+                return rank, name
+    return None

@@ -1,0 +1,95 @@
+"""When two results count as the same, and how far apart they are."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from kway.proving.reference import Snapshot, largest
+
+NOISE_FACTOR = 16
+EPSILONS = 64
+
+
+@dataclass
+class Comparison:
+    """What comparing the tensors of several steps gave. ``max_ulps`` counts units in the last place of each
+    tensor's largest magnitude, over tensors that are more than rounding noise in the reference itself.
+    """
+
+    tensors: int = 0
+    equal_bits: bool = True
+    passed: bool = True
+    max_ulps: float = 0.0
+    max_abs_diff: float = 0.0
+    first_difference: dict[str, object] | None = None
+    reason: str = ""
+    noise_only: set[str] = field(default_factory=set)
+
+    def fail(self, step: int, tensor: str, reason: str) -> None:
+        """Note a difference; the first one is kept."""
+        self.passed = False
+        if self.first_difference is None:
+            self.first_difference = {"step": step, "tensor": tensor}
+            self.reason = reason
+
+    @property
+    def equal(self) -> str:
+        """``bits``, ``ulps`` or ``no``."""
+        return ("bits" if self.equal_bits else "ulps") if self.passed else "no"
+
+    def add(self, step: int, snapshot: Snapshot, got: Mapping[str, torch.Tensor]) -> None:
+        """Compare every tensor of one step. A tensor passes when its largest difference is at most 16 times the
+        reference's own noise, or 64 eps times its largest magnitude, whichever is larger; integers when equal.
+        """
+        for name in [*snapshot.after, *(name for name in got if name not in snapshot.after)]:
+            self.tensors += 1
+            if name not in got or name not in snapshot.after:
+                who = (
+                    "one device has it, the candidate has not" if name not in got else "one device has it not"
+                )
+                self.equal_bits = False
+                self.fail(step, name, f"{name}: {who}")
+                continue
+            self._compare(step, name, snapshot.after[name], got[name], snapshot.noise[name])
+
+    def _compare(self, step: int, name: str, own: torch.Tensor, got: torch.Tensor, noise: float) -> None:
+        if own.shape != got.shape or own.dtype != got.dtype:
+            self.equal_bits = False
+            self.fail(
+                step, name, f"{name}: {got.dtype} {tuple(got.shape)}, not {own.dtype} {tuple(own.shape)}"
+            )
+            return
+        if torch.equal(own, got):
+            return
+        self.equal_bits = False
+        difference = largest(own, got)
+        magnitude = float(own.abs().max()) if own.numel() else 0.0
+        allowed = tolerance(own, magnitude, noise)
+        if not math.isnan(difference):
+            self.max_abs_diff = max(self.max_abs_diff, difference)
+        if noise * 2 >= magnitude > 0 and difference <= allowed:
+            self.noise_only.add(name)
+        elif own.is_floating_point() or own.is_complex():
+            self.max_ulps = max(self.max_ulps, ulps(own.dtype, magnitude, difference))
+        if not difference <= allowed:
+            self.fail(
+                step, name, f"{name} differs by {difference:.3g} at step {step}, {allowed:.3g} is allowed"
+            )
+
+
+def tolerance(own: torch.Tensor, magnitude: float, noise: float) -> float:
+    """Return the largest difference that passes for a tensor with this magnitude and noise."""
+    if not (own.is_floating_point() or own.is_complex()):
+        return 0.0
+    return max(NOISE_FACTOR * noise, EPSILONS * torch.finfo(own.dtype).eps * magnitude)
+
+
+def ulps(dtype: torch.dtype, magnitude: float, difference: float) -> float:
+    """Return a difference in units in the last place of ``magnitude`` for a floating-point dtype."""
+    if math.isnan(difference) or math.isinf(difference) or not math.isfinite(magnitude):
+        return math.inf
+    info = torch.finfo(dtype)
+    exponent = math.frexp(magnitude)[1] - 1 if magnitude else math.frexp(info.tiny)[1] - 1
+    return difference / math.ldexp(info.eps, exponent)

@@ -1,0 +1,132 @@
+"""The reference: what one device gives, in plain torch.
+
+It shares no arithmetic with what it judges: nothing here comes from train, comm or strategies, nor the loss,
+normalisation or step of ``kway.step``. Only the way a batch reaches a model is the same function.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.job import Job
+from kway.step.inputs import move, splitter
+
+State = dict[str, torch.Tensor]
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One step of the reference. ``before``: model and optimizer tensors; ``after``: also loss and gradients.
+
+    ``noise``: for each tensor, the largest difference that other orders of the same samples made.
+    """
+
+    before: State
+    after: State
+    noise: dict[str, float]
+
+
+class Reference:
+    """A plain training loop over whole batches on one device.
+
+    Its tensors go by ``loss``, ``gradient/NAME``, ``model/NAME`` and ``optimizer/NAME/ENTRY``.
+    """
+
+    def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
+        self.job, self.device = job, device
+        self.floating = torch.float64 if job.precision == "fp64" else None
+        self.model = model.to(device=device, dtype=self.floating).train()
+        self.optimizer = job.optimizer(self.model.named_parameters())
+        self.schedule = job.schedule(self.optimizer) if job.schedule is not None else None
+        self.split = splitter(job.inputs, job.target, job.loss is not None)
+        self.loss = _on(job.loss, device, self.floating)
+
+    def steps(self, batches: Iterator[Sequence[Any]]) -> Iterator[Snapshot]:
+        """Yield a snapshot for each item: the same batch as it is, first, and in other orders of its samples."""
+        for own, *others in batches:
+            before = self._tensors()
+            saved = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+            other_results = []
+            for batch in others:
+                self._step(batch)
+                other_results.append(self._last)
+                self.model.load_state_dict(saved[0])
+                self.optimizer.load_state_dict(copy.deepcopy(saved[1]))
+                if not saved[1]["state"]:
+                    self.optimizer.state.clear()
+            self._step(own)
+            if self.schedule is not None:
+                self.schedule.step()
+            noise = {name: max((largest(value, o[name]) for o in other_results), default=0.0)
+                     for name, value in self._last.items()}  # fmt: skip
+            yield Snapshot(before, self._last, noise)
+
+    def _step(self, batch: Any) -> None:
+        args, kwargs, target = self.split(move(batch, self.device, self.floating))
+        lower = _AUTOCAST.get(self.job.precision)
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, lower) if lower else nullcontext():
+            output = self.model(*args, **kwargs)
+            loss = _scalar(output if self.loss is None else self.loss(output, target))
+        if self.job.penalty is not None:
+            loss = loss + self.job.penalty(self.model)
+        loss.backward()
+        self._clip()
+        gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
+        self._last = {"loss": loss.detach().cpu().clone()}
+        self._last |= {f"gradient/{name}": grad.detach().cpu().clone() for name, grad in gradients.items()}
+        self.optimizer.step()
+        self._last |= self._tensors()
+
+    def _clip(self) -> None:
+        clip = self.job.clip
+        if clip is None:
+            return
+        kind, limit = clip if isinstance(clip, tuple) else ("norm", clip)
+        clipper = nn.utils.clip_grad_norm_ if kind == "norm" else nn.utils.clip_grad_value_
+        clipper(self.model.parameters(), limit)
+
+    def _tensors(self) -> State:
+        model = {f"model/{n}": v for n, v in self.model.state_dict().items() if isinstance(v, torch.Tensor)}
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        optimizer = {
+            f"optimizer/{names[parameter]}/{entry}": value
+            for parameter, entries in self.optimizer.state.items()
+            for entry, value in entries.items()
+            if isinstance(value, torch.Tensor)
+        }
+        return {name: value.detach().cpu().clone() for name, value in {**model, **optimizer}.items()}
+
+
+def largest(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the largest difference between two tensors of one shape; NaN where only one of them has a NaN."""
+    if not a.numel():
+        return 0.0
+    if a.is_floating_point() or a.is_complex():
+        difference = (a - b).abs().masked_fill((a == b) | (a.isnan() & b.isnan()), 0)
+        return float(difference.max())
+    return float((a.double() - b.double()).abs().max())
+
+
+def _scalar(value: Any) -> Any:
+    """Take the mean as a user of one device would: of per-sample losses, or as sum / weight."""
+    if isinstance(value, tuple | list):
+        return value[0] / value[1]
+    return value if value.dim() == 0 else value.mean()
+
+
+def _on(loss: Any, device: torch.device, floating: torch.dtype | None) -> Any:
+    """Put what a loss holds on the device."""
+    if isinstance(loss, nn.Module):
+        return copy.deepcopy(loss).to(device=device, dtype=floating)
+    if isinstance(loss, partial):
+        placed: Mapping[str, Any] = move(dict(loss.keywords), device, floating)
+        return partial(loss.func, *loss.args, **placed)
+    return loss

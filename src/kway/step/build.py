@@ -1,0 +1,80 @@
+"""From a job to an initialised module."""
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from kway.errors import UsageError
+from kway.job import Job
+from kway.step.seeds import preserved
+
+
+def build(job: Job) -> nn.Module:
+    """Return the job's module with its initial weights.
+
+    An instance is returned as it is. A function is called with torch's generator seeded by the job's seed, in
+    the caller's random state otherwise. Raises ``UsageError`` with the user's traceback where the function
+    fails, or returns no module.
+    """
+    with preserved(torch.device("cpu")):
+        torch.manual_seed(job.seed)
+        model = job.model if isinstance(job.model, nn.Module) else _call("the model's factory", job.model)
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"model {job.title!r} is a {type(model).__name__}", "it must make an nn.Module")
+        if callable(job.init):
+            _call("init", job.init, model)
+        elif job.init is not None:
+            load_weights(model, Path(job.init))
+    if not any(True for _ in model.parameters()):
+        raise UsageError(f"model {job.title!r} has no parameters", "there is nothing to train")
+    return model
+
+
+def _call(what: str, function: Any, *args: Any) -> Any:
+    try:
+        return function(*args)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{traceback.format_exc()}\n{what} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a safetensors file of the model's own names into ``model``.
+
+    Raises ``UsageError`` for a file that cannot be read or whose names or shapes differ from the model's.
+    """
+    try:
+        state = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"weights {path} cannot be read: {error}", "a safetensors file is needed") from None
+    check_names(model, state, path)
+    model.load_state_dict(state)
+
+
+def check_names(model: nn.Module, state: dict[str, torch.Tensor], source: object) -> None:
+    """Raise ``UsageError`` where names or shapes of ``state`` are not those of ``model``."""
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or extra:
+        raise UsageError(
+            f"weights {source}: missing {_few(missing)}; not in the model {_few(extra)}",
+            f"they must have the model's {len(own)} names",
+        )
+    for name, value in own.items():
+        if value.shape != state[name].shape:
+            raise UsageError(
+                f"weights {source}: {name!r} has shape {tuple(state[name].shape)}",
+                f"the model has {tuple(value.shape)}",
+            )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"

@@ -1,0 +1,73 @@
+"""What a mesh axis is, and what it works on.
+
+A layout is data: an ordered mapping from axis names to sizes. A new axis is one new file in this folder with an
+``AXIS``; nothing else has to know of it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from kway.comm.group import Group
+from kway.job import Job
+from kway.step.batchnorm import Presence
+
+LEVELS = {
+    "math": "the mathematics of one device on the whole batch: only rounding differs",
+    "loose": "as math, but batch normalisation uses each device's own statistics",
+}
+
+
+@dataclass
+class Part:
+    """One rank's part of a job while an engine opens it. Axes change it in order.
+
+    ``place`` of ``shares``: which share of the global batch this rank computes. ``reduce`` and ``divide`` act
+    on the gradients (see ``kway.step.share``). ``equalise`` holds what brings buffers to one value on all
+    ranks before they are read. ``opened`` undoes everything at close.
+    """
+
+    job: Job
+    model: nn.Module
+    device: torch.device
+    level: str
+    world: Group
+    presence: Presence = field(default_factory=Presence)
+    place: int = 0
+    shares: int = 1
+    batch_group: Group = field(default_factory=Group)
+    reduce: Callable[[torch.Tensor, bool], torch.Tensor] | None = None
+    divide: Callable[[torch.Tensor], None] | None = None
+    equalise: list[Callable[[], list[str]]] = field(default_factory=list)
+    opened: ExitStack = field(default_factory=ExitStack)
+
+
+class Axis(ABC):
+    """One named mesh axis.
+
+    ``name`` and accepted ``aliases``; ``order`` of application (lowest first); ``splits_batch``: whether ranks
+    along it hold different samples; ``levels``: the exactness levels that it keeps.
+    """
+
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    order: ClassVar[int]
+    splits_batch: ClassVar[bool]
+    levels: ClassVar[frozenset[str]]
+
+    @abstractmethod
+    def sizes(self, devices: int) -> list[int]:
+        """List the sizes that make sense on a machine with this many devices, smallest first."""
+
+    @abstractmethod
+    def refuses(self, job: Job, model: nn.Module, size: int, level: str) -> str | None:
+        """Return why this axis cannot keep ``level`` for this model at this size, or ``None``."""
+
+    @abstractmethod
+    def apply(self, part: Part, group: Group) -> None:
+        """Change ``part`` so that the ranks of ``group`` work together along this axis. A collective."""

@@ -1,0 +1,87 @@
+"""Data parallelism: every rank holds the whole model and a share of the global batch."""
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from kway.comm.group import Group
+from kway.comm.reduce import GradientReducer
+from kway.job import Job
+from kway.step.batchnorm import global_statistics, layers
+from kway.strategies.base import Axis, Part
+
+
+class Data(Axis):
+    """``data=k``: gradients are summed over k ranks, with the weights of the samples they held."""
+
+    name: ClassVar[str] = "data"
+    aliases: ClassVar[tuple[str, ...]] = ("ddp",)
+    order: ClassVar[int] = 90
+    splits_batch: ClassVar[bool] = True
+    levels: ClassVar[frozenset[str]] = frozenset({"math", "loose"})
+
+    def sizes(self, devices: int) -> list[int]:
+        """Any number of devices works: shares may be uneven or empty."""
+        return list(range(1, devices + 1))
+
+    def refuses(self, job: Job, model: nn.Module, size: int, level: str) -> str | None:
+        """Data parallelism keeps its levels for every model; a level it does not know is refused before."""
+        return None
+
+    def apply(self, part: Part, group: Group) -> None:
+        """Start all ranks from the same values, share batch statistics, and sum gradients."""
+        if group.size == 1:
+            return
+        synchronise(part.model, group)
+        if part.level != "loose":
+            part.opened.enter_context(global_statistics(part.model, group, part.presence))
+        parameters = list(part.model.parameters())
+        reducer = GradientReducer(parameters, group, scalars=2 * part.shares)
+        part.reduce, part.divide = reducer.reduce, reducer.divide_
+        exact = (
+            {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
+        )
+        part.equalise.append(lambda: equalise_buffers(part.model, group, exact))
+
+
+@torch.no_grad()
+def synchronise(model: nn.Module, group: Group) -> None:
+    """Give every rank the first rank's parameters and buffers."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        whole = tensor.detach().contiguous()
+        group.broadcast_(torch.view_as_real(whole) if whole.is_complex() else whole)
+        if whole.data_ptr() != tensor.data_ptr():
+            tensor.copy_(whole)
+
+
+@torch.no_grad()
+def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[str]:
+    """Bring buffers that differ between ranks to one value; return their names.
+
+    Floating-point buffers get the mean over the ranks, others the first rank's value. Buffers whose ids are
+    in ``exact`` are equal by construction and are left alone. Raises ``ValueError`` where the ranks hold
+    different buffers.
+    """
+    buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in exact}
+    shapes = {name: (tuple(buffer.shape), str(buffer.dtype)) for name, buffer in buffers.items()}
+    for rank, others in enumerate(group.objects(shapes)):
+        if others != shapes:
+            name = next(n for n in {**shapes, **others} if shapes.get(n) != others.get(n))
+            raise ValueError(
+                f"buffer {name!r} is {shapes.get(name)} on rank {group.rank} and {others.get(name)} on rank "
+                f"{rank}: a buffer must have one shape on all ranks"
+            )
+    changed = []
+    for name, buffer in buffers.items():
+        real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+        every = group.stack(real.to(torch.uint8) if real.dtype == torch.bool else real)
+        if all(torch.equal(every[0], other) for other in every[1:]):
+            continue
+        changed.append(name)
+        value = every.double().mean(0) if real.is_floating_point() else every[0]
+        real.copy_(value)
+    return changed
+
+
+AXIS = Data()

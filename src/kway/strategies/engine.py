@@ -1,0 +1,162 @@
+"""The engine: a job opened on a layout by folding its axes in order."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.comm.mesh import Mesh
+from kway.data.loader import Share
+from kway.job import Job
+from kway.step.inputs import move
+from kway.step.precision import precision_of
+from kway.step.share import Outcome, ShareStep
+from kway.step.tally import Tally, mean, measure
+from kway.strategies.base import Part
+from kway.strategies.layout import axes, check_level, check_model
+from kway.world import World
+
+
+class Engine:
+    """One rank's side of a job on a layout. All ranks make the same calls in the same order.
+
+    ``model`` is the rank's own module, already initialised; it is moved to the rank's device and is the
+    trained model afterwards. Raises ``RefusedError`` for a level that layout or model cannot keep.
+    """
+
+    def __init__(
+        self, job: Job, model: nn.Module, layout: Mapping[str, int], world: World, level: str, batch_size: int
+    ) -> None:
+        check_level(layout, level)
+        check_model(job, model, layout, level, batch_size)
+        self.job, self.layout, self.level = job, dict(layout), level
+        self.device = torch.device(world.device)
+        self.precision = precision_of(job.precision)
+        self.model = model.to(device=self.device, dtype=self.precision.floating).train()
+        self.mesh = Mesh(layout, world.rank, world.size)
+        self.part = Part(job, self.model, self.device, level, self.mesh.world)
+        self.part.opened.enter_context(self.precision.flags())
+        known = axes()
+        for axis in layout:
+            if known[axis].splits_batch:
+                self.part.place = self.part.place * layout[axis] + self.mesh.coordinate(axis)
+                self.part.shares *= layout[axis]
+                self.part.batch_group = self.mesh.group(axis)
+        try:
+            for axis in sorted(layout, key=lambda name: known[name].order):
+                known[axis].apply(self.part, self.mesh.group(axis))
+            self.optimizer: torch.optim.Optimizer = job.optimizer(self.model.named_parameters())
+            self._step = ShareStep(
+                job,
+                self.model,
+                self.optimizer,
+                self.device,
+                presence=self.part.presence,
+                place=self.part.place,
+                ranks=self.part.shares,
+                reduce=self.part.reduce,
+                divide=self.part.divide,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def schedule(self) -> Any:
+        """The scheduler of the optimizer, or ``None``."""
+        return self._step.schedule
+
+    def step(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
+        """Take one optimizer step over the global batch, of which ``share`` is this rank's part."""
+        return self._step.run(share, step, tally)
+
+    def tally(self, names: list[str]) -> Tally:
+        """Make an empty tally on this rank's device."""
+        return Tally(names, self.device)
+
+    @torch.no_grad()
+    def evaluate(self, shares: Any) -> dict[str, float]:
+        """Return ``loss`` (where there is one) and every metric over all samples, each counted once."""
+        names = ["loss", *self.job.metrics]
+        tally = self.tally(names)
+        for _, _, count, output, target, total, weight in self._forward(shares):
+            if count:
+                tally.add("loss", total, weight if self._step.rule.averaged else torch.ones_like(weight))
+                measure(self.job.metrics, output, target, count, tally)
+        sums = tally.result(self.part.batch_group)
+        values = {name: mean(pair) for name, pair in sums.items()}
+        if not self._step.rule.averaged:
+            values["loss"] = sums["loss"][0]
+        return values
+
+    @torch.no_grad()
+    def outputs(self, shares: Any) -> list[tuple[Any, Any]]:
+        """Return (data set indices, output on the CPU) of this rank's part of every batch."""
+        cpu = torch.device("cpu")
+        return [
+            (indices, move(output, cpu))
+            for _, indices, count, output, *_ in self._forward(shares, with_loss=False)
+            if count
+        ]
+
+    def _forward(self, shares: Any, with_loss: bool = True) -> Any:
+        """Run the model in evaluation mode over all micro-batches, on all ranks equally often."""
+        modes = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        try:
+            for share in shares:
+                self.part.presence.counts = share.count > 0
+                start = 0
+                for batch, count in share.micro:
+                    indices = share.indices[start : start + count]
+                    start += count
+                    if with_loss:
+                        yield share, indices, count, *self._step.forward(batch, count)
+                    else:
+                        yield share, indices, count, self._step.output(batch)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    def equalise(self) -> list[str]:
+        """Bring buffers that differ between ranks to one value; return the names of those that did."""
+        return [name for equalise in self.part.equalise for name in equalise()]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return copies of parameters and buffers by name, in one-device shapes, on the CPU. A collective."""
+        self.equalise()
+        state = self.model.state_dict()
+        return {
+            n: v.detach().cpu().clone().contiguous() for n, v in state.items() if isinstance(v, torch.Tensor)
+        }
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Return copies of the optimizer's tensors as ``NAME/KEY``, on the CPU."""
+        found = {}
+        for name, parameter in self.model.named_parameters():
+            for entry, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{name}/{entry}"] = value.detach().cpu().clone()
+        return found
+
+    def load(self, state: Mapping[str, torch.Tensor], optimizer: Mapping[str, torch.Tensor]) -> None:
+        """Take over what ``state`` and ``optimizer_state`` gave. What the optimizer holds beyond it is dropped."""
+        self.model.load_state_dict(state)
+        parameters = dict(self.model.named_parameters())
+        self.optimizer.state.clear()
+        for path, value in optimizer.items():
+            name, entry = path.rsplit("/", 1)
+            parameter = parameters[name]
+            # Step counters live on the CPU in most optimizers, as small tensors of another shape.
+            place = parameter.device if value.shape == parameter.shape else torch.device("cpu")
+            self.optimizer.state[parameter][entry] = value.to(place).clone()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Return copies of the gradients of the last step by parameter name, on the CPU."""
+        found = self.model.named_parameters()
+        return {name: p.grad.detach().cpu().clone() for name, p in found if p.grad is not None}
+
+    def close(self) -> None:
+        """Give the model back as it was wrapped: plain layers, no hooks."""
+        self.part.opened.close()

@@ -1,0 +1,111 @@
+"""Layouts: text to data and back, and what can be said of one before anything runs."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from math import prod
+
+from torch import nn
+
+from kway.errors import RefusedError, UsageError
+from kway.job import Job
+from kway.registry import modules_of, unknown
+from kway.step.batchnorm import layers
+from kway.strategies.base import LEVELS, Axis
+
+SINGLE = "single"
+
+
+def axes() -> dict[str, Axis]:
+    """Return every axis by name: each file of this folder that defines an ``AXIS``."""
+    found = (import_module(f"kway.strategies.{name}") for name in modules_of("kway.strategies"))
+    all_axes = [module.AXIS for module in found if hasattr(module, "AXIS")]
+    return {axis.name: axis for axis in sorted(all_axes, key=lambda axis: axis.order)}
+
+
+def named_sizes(text: str) -> list[tuple[str, int | None]]:
+    """Read ``data=2:tensor=2`` as pairs of axis name and size (``None`` where no size is given).
+
+    ``single`` reads as no pair. Raises ``UsageError`` for unknown names, a name given twice, or a bad size.
+    """
+    if text.strip() == SINGLE:
+        return []
+    names = {alias: axis.name for axis in axes().values() for alias in (axis.name, *axis.aliases)}
+    pairs: list[tuple[str, int | None]] = []
+    for piece in text.strip().split(":"):
+        name, equals, count = piece.partition("=")
+        if name not in names:
+            raise unknown("strategy", piece, [*names, SINGLE, "auto"])
+        if equals and not (count.isdecimal() and int(count) > 0):
+            raise UsageError(
+                f"strategy {piece!r}", "the size of an axis must be a whole number of at least 1"
+            )
+        if names[name] in [axis for axis, _ in pairs]:
+            raise UsageError(f"strategy {text!r}", f"axis {names[name]!r} is named twice")
+        pairs.append((names[name], int(count) if equals else None))
+    return pairs
+
+
+def fit(text: str, devices: int) -> dict[str, int]:
+    """Return the layout that ``text`` means on ``devices`` devices, outermost axis first.
+
+    One axis may be named without a size: it takes what the others leave. Raises ``UsageError`` where the
+    sizes do not multiply to the number of devices.
+    """
+    pairs = named_sizes(text)
+    fixed = prod(size for _, size in pairs if size is not None)
+    if [size for _, size in pairs].count(None) > 1:
+        raise UsageError(f"strategy {text!r}", "only one axis may be named without a size")
+    open_size = devices // fixed
+    sizes = {axis: size or open_size for axis, size in pairs}
+    if prod(sizes.values()) != devices or 0 in sizes.values():
+        need = fixed if all(size for _, size in pairs) else f"a multiple of {fixed}"
+        raise UsageError(
+            f"strategy {text!r} on {devices} device{'s' if devices > 1 else ''}",
+            f"it needs {need}",
+            f"use --devices {fixed}, or name an axis without a size to let it take all devices",
+        )
+    known = axes()
+    return {axis: sizes[axis] for axis in sorted(sizes, key=lambda axis: -known[axis].order)}
+
+
+def title(layout: Mapping[str, int]) -> str:
+    """Write a layout as users write it."""
+    return ":".join(f"{axis}={size}" for axis, size in layout.items()) or SINGLE
+
+
+def check_level(layout: Mapping[str, int], level: str) -> None:
+    """Raise ``UsageError`` for an unknown level, ``RefusedError`` for one that an axis cannot keep."""
+    if level not in LEVELS:
+        raise unknown("exactness level", level, LEVELS)
+    known = axes()
+    for axis in layout:
+        if level not in known[axis].levels:
+            keeps = ", ".join(sorted(known[axis].levels))
+            raise RefusedError(f"{title(layout)} cannot keep exactness {level!r}", f"it keeps {keeps}")
+
+
+def check_model(job: Job, model: nn.Module, layout: Mapping[str, int], level: str, batch_size: int) -> None:
+    """Raise ``RefusedError`` for a model that this layout cannot train at this level."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or "FSDP" in kind:
+            raise RefusedError(
+                f"module {name or 'itself'!r} of the model is a {kind}",
+                "kway spreads the plain model by itself",
+                "pass the model that it wraps (.module)",
+            )
+    known = axes()
+    shares = prod(size for axis, size in layout.items() if known[axis].splits_batch)
+    share = -(-batch_size // shares)
+    normalised = layers(model)
+    if level != "loose" and job.micro_batch is not None and job.micro_batch < share and normalised:
+        raise RefusedError(
+            f"micro_batch={job.micro_batch} with batch normalisation (layer {normalised[0][0]!r}) and shares of "
+            f"up to {share} samples",
+            f"the statistics of the global batch cannot be had from a batch that is cut in time (level {level})",
+            f"use micro_batch={share} or more, more devices, or exactness loose",
+        )
+    for axis, size in layout.items():
+        reason = known[axis].refuses(job, model, size, level)
+        if reason:
+            raise RefusedError(f"{axis}={size} cannot keep exactness {level!r} for this model", reason)

@@ -1,0 +1,42 @@
+"""Weights on disk, and their fingerprint."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from kway.records import write_atomically
+
+
+def unique_names(model: nn.Module) -> list[str]:
+    """List the sorted names of a model's state, with tied tensors named once (by their first name)."""
+    seen: set[tuple[int, int, tuple[int, ...]]] = set()
+    names = []
+    for name, value in sorted(model.state_dict(keep_vars=True).items()):
+        if not isinstance(value, torch.Tensor):
+            continue
+        place = (value.untyped_storage().data_ptr(), int(value.storage_offset()), tuple(value.shape))
+        if value.numel() and place in seen:
+            continue
+        seen.add(place)
+        names.append(name)
+    return names
+
+
+def fingerprint(state: dict[str, torch.Tensor], names: list[str]) -> str:
+    """Return the SHA-256 over names, dtypes, shapes and little-endian bytes of ``state``, in the order of names."""
+    digest = hashlib.sha256()
+    for name in names:
+        value = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        real = torch.view_as_real(value) if value.is_complex() else value
+        flat = real.reshape(-1).view(torch.uint8).numpy()
+        digest.update(flat.tobytes())
+    return digest.hexdigest()
+
+
+def save_weights(state: dict[str, torch.Tensor], path: Path) -> None:
+    """Write ``state`` to a safetensors file, complete or not at all, with nothing in it that depends on the run."""
+    write_atomically(path, save({name: value.clone() for name, value in state.items()}))
