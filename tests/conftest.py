@@ -1,16 +1,26 @@
 """What tests share: a warm pool of ranks, a look at what they leave behind, and folders of their own."""
 
+import os
+import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kway.launch.local import Ranks
 
+MARK = "KWAY_TEST_MARK"
+GONE_WITHIN_S = 10.0
+# What would make a test see the launcher, or the data, of whoever runs the tests.
+FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "KWAY_DATA")
+
 
 class Pool:
-    """Four CPU ranks, started when a test first needs them and again after a test that broke them."""
+    """Four CPU ranks of one thread each, started when first needed and again after a test that broke them."""
 
     def __init__(self) -> None:
         self._ranks: Ranks | None = None
@@ -23,12 +33,11 @@ class Pool:
         on_event: Callable[[Any], None] | None = None,
         limit: float = 60,
     ) -> list[Any]:
-        """Call ``function(context, *arguments)`` in ``size`` ranks of one thread each; results by rank."""
+        """Call ``function(context, *arguments)`` in ``size`` ranks, for ``limit`` seconds; results by rank."""
         if self._ranks is None or not self._ranks.alive:
             self._ranks = Ranks(["cpu"] * 4, threads=1)
-        return self._ranks.run(
-            function, *arguments, size=size, on_event=on_event, limit=timedelta(seconds=limit)
-        )
+        seconds = timedelta(seconds=limit)
+        return self._ranks.run(function, *arguments, size=size, on_event=on_event, limit=seconds)
 
     def close(self) -> None:
         if self._ranks is not None:
@@ -40,3 +49,53 @@ def ranks() -> Iterator[Pool]:
     pool = Pool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        for name in FOREIGN:
+            patch.delenv(name, raising=False)
+        yield
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Map the id of each living process that inherited ``mark`` to its command line."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        except OSError:  # it ended, or it belongs to somebody else
+            continue
+    found.pop(os.getpid(), None)
+    return found
+
+
+@pytest.fixture
+def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[int, str]]]:
+    """Fail the test if a process that was started in it is alive 10 s after it.
+
+    Gives a function that lists those which live now. Not together with ``ranks``, whose processes stay.
+    """
+    if sys.platform != "linux":
+        pytest.skip("looks for processes in /proc")
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    yield lambda: marked(mark)
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"processes that outlived the test: {left}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_tests:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_tests:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))

@@ -20,10 +20,19 @@ def dump_call(function: Callable[..., Any], arguments: tuple[Any, ...], folder: 
 
 
 def _refusal(function: Callable[..., Any], arguments: tuple[Any, ...], error: Exception) -> UsageError:
-    parts = [
-        (_name_of(function), function),
-        *zip(_parameters(function, len(arguments)), arguments, strict=True),
-    ]
+    named = zip(_parameters(function, len(arguments)), arguments, strict=True)
+    return _first_refusal([(_name_of(function), function), *named], error)
+
+
+def dump_value(name: str, value: Any, folder: Path | None = None) -> bytes:
+    """Pickle one object that the user knows as ``name``. Raises ``UsageError`` as ``dump_call`` does."""
+    try:
+        return dump(value, folder)
+    except Exception as error:
+        raise _first_refusal([(name, value)], error) from error
+
+
+def _first_refusal(parts: list[tuple[str, Any]], error: Exception) -> UsageError:
     for name, part in parts:
         if not _travels(part):
             path, found = _deepest(name, part)

@@ -24,7 +24,9 @@ _CONSEQUENCES = (
     "ncclremoteerror",
     "timed out waiting",
 )
-_OWN_FRAMES = {str(Path(__file__).with_name(name)) for name in ("worker.py", "script_rank.py")}
+_OWN_FRAMES = {str(Path(__file__).with_name(name)) for name in ("worker.py", "script_rank.py")} | {
+    "<frozen runpy>"
+}
 _CONSEQUENCE_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 

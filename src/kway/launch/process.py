@@ -17,7 +17,8 @@ from kway.launch.output import Output
 SOURCES = str(Path(__file__).resolve().parents[2])
 # -P keeps the current folder out of the way of the standard library until the parent's own path arrives.
 _CODE = (
-    "import sys; sys.path.insert(0, sys.argv[2]); from kway.launch.worker import main; main(int(sys.argv[1]))"
+    "import sys; sys.path.insert(0, sys.argv[3]); from importlib import import_module; "
+    "import_module(sys.argv[1]).main(int(sys.argv[2]))"
 )
 
 

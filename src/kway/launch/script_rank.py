@@ -5,7 +5,6 @@ pickled until the very end of the process.
 """
 
 import contextlib
-import os
 import runpy
 import sys
 from dataclasses import dataclass
@@ -45,9 +44,10 @@ def main(control: int) -> None:
         raise
     except BaseException as error:
         _report(line, script.rank, error)
-        if sys.excepthook is not sys.__excepthook__:
+        # The parent shows the traceback, last and once; here it would be one among many. So hooks that only
+        # print (Python's, and torch's, which adds the rank) have nothing to do; the user's own are called.
+        if sys.excepthook.__module__.partition(".")[0] not in {"sys", "torch"}:
             sys.excepthook(type(error), error, error.__traceback__)
-        # The parent shows the traceback, last and once; here it would be one among many.
         raise SystemExit(1) from None
 
 
@@ -64,7 +64,7 @@ def _run(script: Script) -> None:
         sys.path.insert(0, str(Path.cwd()))
         runpy.run_module(script.target, run_name="__main__", alter_sys=True)
         return
-    path = os.path.abspath(script.target)  # noqa: PTH100: links stay links, as with python itself
+    path = str(Path(script.target).absolute())
     sys.path.insert(0, str(Path(path).resolve().parent))
     namespace = sys.modules["__main__"].__dict__
     for name in [name for name in namespace if not name.startswith("__")]:

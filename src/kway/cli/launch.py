@@ -1,0 +1,67 @@
+"""``kway launch``: a user's own script on k devices."""
+
+import argparse
+import sys
+from pathlib import Path
+
+HELP = "run your own script on k devices"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command. What follows the script is the script's."""
+    parser.usage = "kway launch [--devices SET] [--logs DIR] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
+    parser.epilog = "Flags before the script are kway's, flags after it the script's."
+    parser.add_argument(
+        "--devices", default="auto", metavar="SET", help="auto, N, cpu:N or cuda:I,J (default: auto)"
+    )
+    parser.add_argument(
+        "--logs", type=Path, metavar="DIR", help="write what rank N prints to DIR/rank-N.log, too"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file, or with -m a module")
+    rest = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own"
+    )
+    rest.required = False  # or the message about a missing script would ask for these, too
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script; returns 0 when all ranks did, and else the exit code of the rank that failed first.
+
+    Raises ``UsageError``, before anything is started, for a script or devices that are not there, and for a
+    folder of logs that cannot be written.
+    """
+    from kway.devices.cpu import threads_for
+    from kway.devices.select import parse, warnings
+    from kway.devices.topology import discover
+    from kway.launch import script
+
+    script.check(args.script, args.module)
+    cluster = discover()
+    devices = parse(args.devices, cluster)
+    if len(devices) == 1 and args.logs is None:
+        script.replace_this_process(args.script, args.arguments, devices, module=args.module)
+    for line in warnings(devices, cluster):
+        print(f"kway: warning: {line}", file=sys.stderr)
+    if args.logs is not None:
+        _make_folder(args.logs)
+    on_cpu = devices[0] == "cpu"
+    script.launch(
+        args.script,
+        args.arguments,
+        devices,
+        module=args.module,
+        threads=threads_for(len(devices)) if on_cpu else None,
+        logs=args.logs,
+    )
+    return 0
+
+
+def _make_folder(folder: Path) -> None:
+    from kway.errors import UsageError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "rank-0.log").open("ab").close()
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}", error.strerror or str(error)) from None
