@@ -1,5 +1,6 @@
 from collections import namedtuple
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -77,6 +78,24 @@ def test_a_subset_of_a_data_set_is_asked_for_samples():
     parts = apart(Subset(Rows(), [1, 3]), 4)
     assert not isinstance(parts.dataset, InMemory)
     assert parts.order.samples == 2
+
+
+@pytest.mark.parametrize("make", [tuple, lambda pair: {"x": pair[0], "y": pair[1]}])
+def test_a_list_of_samples_is_a_data_set_of_samples(make):
+    samples = [make([X[index], Y[index : index + 1]]) for index in range(5)]
+    parts = apart(samples)
+    assert parts.order.samples == 5
+    assert not isinstance(parts.dataset, InMemory)
+    assert parts.collate(samples[:2])
+
+
+def test_parts_travel_to_other_processes():
+    sampler = WeightedRandomSampler([1.0] * 13, 7, generator=torch.Generator())
+    parts = apart(DataLoader(Rows(), batch_size=4, sampler=sampler))
+    before = every(parts.order)
+    for copied in (cloudpickle.loads(cloudpickle.dumps(parts)), parts):
+        assert every(copied.order, 1) != before
+        assert every(copied.order) == before
 
 
 def test_arrays_of_any_layout_are_read(tmp_path):

@@ -88,7 +88,9 @@ def in_memory(data: object) -> InMemory | None:
 
 
 def _is_structure(data: object) -> bool:
-    if isinstance(data, tuple | list):
+    if isinstance(data, list):  # a list of tuples or dicts is a data set of samples, whatever they hold
+        return len(data) > 0 and all(isinstance(item, torch.Tensor | np.ndarray) for item in data)
+    if isinstance(data, tuple):
         return len(data) > 0 and all(_is_structure(item) for item in data)
     if isinstance(data, dict):
         return len(data) > 0 and all(_is_structure(item) for item in data.values())
