@@ -205,3 +205,26 @@ def test_many_short_epochs_beside_threads():
     for epoch in range(60):
         assert sum(share.count for share in reader.epoch(epoch)) == 13
     reader.close()
+
+
+def in_rank(context, workers):
+    reader = loader(Drawn(), workers, context.world.rank, context.world.size)
+    found = read(reader)
+    reader.close()
+    return found
+
+
+def test_ranks_with_workers_draw_streams_that_differ_and_repeat(ranks):
+    plain, first, again = (ranks.run(in_rank, workers) for workers in (0, 2, 2))
+    assert plain == first == again
+    for generator in (1, 2, 3):
+        # Micro-batches that count, by (rank, epoch): every sample of every epoch drew something of its own.
+        draws = [
+            value
+            for rank in first
+            for _, _, count, micro in rank
+            for batch in micro[:count]
+            for value in batch[generator]
+        ]
+        assert len(draws) == 26
+        assert len(set(draws)) == 26
