@@ -91,6 +91,10 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[int
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # A rank has no way to import a test file: what tests define travels by value.
+        if isinstance(item, pytest.Function):
+            item.module.__kway_by_value__ = True
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
         return

@@ -58,6 +58,13 @@ def _restore_typed(storage: Any, dtype: Any) -> Any:
     return typed(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
+def _restore_untyped(storage: Any) -> Any:
+    # For number types without a typed storage of their own, torch pickles the untyped one, but its function
+    # that rebuilds the tensor expects a wrapper with this attribute.
+    storage._untyped_storage = storage
+    return storage
+
+
 def _restore_parametrized(cls: type, names: list[str]) -> Any:
     """Make an empty module of ``cls`` whose tensors ``names`` are computed by parametrizations."""
     import torch
@@ -86,7 +93,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if isinstance(obj, torch.storage.TypedStorage):
                 return _restore_typed, (self._shared(obj._untyped_storage), obj.dtype)
             if isinstance(obj, torch.UntypedStorage):
-                return _same, (self._shared(obj),)
+                return _restore_untyped, (self._shared(obj),)
             if isinstance(obj, torch.nn.Module) and _is_parametrized(obj):
                 return self._parametrized(obj)
         return super().reducer_override(obj)
@@ -108,10 +115,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         original = parametrize.type_before_parametrizations(module)
         names = list(module.parametrizations)
         return _restore_parametrized, (original, names), module.__dict__
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _is_parametrized(module: Any) -> bool:

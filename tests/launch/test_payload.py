@@ -1,0 +1,169 @@
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from kway.launch.payload import dump, load
+
+LARGE = 100_000
+
+
+def there_and_back(value, folder=None):
+    return load(dump(value, folder))
+
+
+def test_large_memory_goes_to_one_file_and_small_does_not(tmp_path):
+    payload = dump([torch.arange(LARGE), np.arange(LARGE), torch.arange(10)], tmp_path)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size == 2 * LARGE * 8
+    assert len(payload) < 5000
+    first, second, third = load(payload)
+    assert torch.equal(first, torch.arange(LARGE))
+    assert np.array_equal(second, np.arange(LARGE))
+    assert torch.equal(third, torch.arange(10))
+
+
+def test_without_a_folder_everything_is_in_the_bytes():
+    assert torch.equal(there_and_back(torch.arange(LARGE)), torch.arange(LARGE))
+
+
+def test_a_write_reaches_no_other_reader_and_not_the_sender(tmp_path):
+    sent = torch.zeros(LARGE)
+    payload = dump((sent, np.zeros(LARGE)), tmp_path)
+    (one, one_array), (two, two_array) = load(payload), load(payload)
+    one += 1
+    one_array += 1
+    assert two.sum() == 0 == sent.sum()
+    assert two_array.sum() == 0
+    assert load(payload)[0].sum() == 0
+
+
+@pytest.mark.parametrize("size", [4, LARGE])
+def test_shared_storage_stays_shared(tmp_path, size):
+    base = torch.zeros(size, 2)
+    whole, column = there_and_back((base, base[:, 1]), tmp_path)
+    column += 1
+    assert whole[:, 1].sum() == size
+    assert whole[:, 0].sum() == 0
+
+
+def test_tied_parameters_stay_one(tmp_path):
+    model = nn.Sequential(nn.Linear(300, 300, bias=False), nn.Linear(300, 300, bias=False))
+    model[1].weight = model[0].weight
+    got = there_and_back(model, tmp_path)
+    assert got[1].weight is got[0].weight
+    assert len(list(got.parameters())) == 1
+    assert torch.equal(got[0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.empty(0),
+        torch.empty(3, 0),
+        torch.tensor(True),
+        torch.randn(5).bfloat16(),
+        torch.randn(3, 4, dtype=torch.complex128),
+        torch.tensor([1, 65535], dtype=torch.uint16),
+        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.randn(300, 300).t(),
+        torch.eye(3).to_sparse(),
+    ],
+    ids=["empty", "empty2d", "bool", "bf16", "complex", "uint16", "channels_last", "strided", "sparse"],
+)
+def test_tensors_of_every_kind(tmp_path, tensor):
+    got = there_and_back(tensor, tmp_path)
+    assert (got.dtype, got.shape, got.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+    assert torch.equal(got.to_dense(), tensor.to_dense())
+    if tensor.layout == torch.strided:
+        assert got.stride() == tensor.stride()
+
+
+def test_an_old_weight_norm_after_a_forward():
+    model = nn.utils.weight_norm(nn.Linear(3, 2))
+    before = model(torch.ones(1, 3))
+    got = there_and_back(model)
+    assert torch.equal(got(torch.ones(1, 3)), before)
+    with torch.no_grad():
+        got.weight_g *= 2
+    assert torch.allclose(got(torch.ones(1, 3)) - got.bias, 2 * (before - model.bias))
+
+
+def test_a_parametrized_module_keeps_computing_its_weight():
+    model = nn.Sequential(nn.Linear(3, 3), nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)))
+    model[1].register_buffer("seen", torch.ones(1))
+    before = model(torch.ones(1, 3))
+    got = there_and_back(model)
+    assert torch.equal(got(torch.ones(1, 3)), before)
+    assert got.state_dict().keys() == model.state_dict().keys()
+    assert isinstance(got[1], nn.Linear)
+    assert type(got[1]).__name__ == type(model[1]).__name__
+    with torch.no_grad():
+        got[1].parametrizations.weight.original0 *= 2
+    assert torch.allclose(got[1].weight, 2 * model[1].weight)
+    parametrize.remove_parametrizations(got[1], "weight")
+    assert type(got[1]) is nn.Linear
+    assert parametrize.is_parametrized(model[1])
+
+
+def test_lambdas_closures_and_local_classes():
+    things = [1, 2]
+
+    class Local:
+        def __init__(self):
+            self.things = things
+
+    double, local = there_and_back((lambda x: 2 * x + len(things), Local()))
+    assert double(4) == 10
+    assert local.things == things
+
+
+def test_functions_keep_their_file_so_that_tracebacks_show_the_line():
+    def inner():
+        return [lambda: 1]
+
+    assert there_and_back(inner).__code__.co_filename == __file__
+    assert there_and_back(inner)()[0].__code__.co_filename == __file__
+
+
+def test_a_module_loaded_from_a_file_travels_by_value(monkeypatch):
+    module = types.ModuleType("loaded_from_a_file")
+    exec("factor = 3\ndef scale(x):\n    return factor * x", module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    by_reference = dump(module.scale)
+    module.__kway_by_value__ = True
+    by_value = dump(module.scale)
+    monkeypatch.delitem(sys.modules, module.__name__)
+    with pytest.raises(ModuleNotFoundError):
+        load(by_reference)
+    assert load(by_value)(2) == 6
+
+
+def test_what_cannot_travel_leaves_no_file(tmp_path):
+    with pytest.raises(TypeError, match="lock"):
+        dump([torch.zeros(LARGE), threading.Lock()], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_reader_may_remove_the_file(tmp_path):
+    got = load(dump(torch.ones(LARGE), tmp_path), keep=False)
+    assert list(tmp_path.iterdir()) == []
+    assert got.sum() == LARGE
+
+
+@pytest.mark.gpu
+def test_a_tensor_on_a_gpu_arrives_on_the_cpu(tmp_path):
+    base = torch.arange(LARGE, device="cuda")
+    whole, part = there_and_back((base, base[10:20]), tmp_path)
+    assert whole.device.type == part.device.type == "cpu"
+    assert torch.equal(whole, base.cpu())
+    part += 1
+    assert whole[10] == 11
+    module = there_and_back(nn.Linear(2, 2).cuda())
+    assert module.weight.device.type == "cpu"
+    assert module.weight.is_leaf
