@@ -1,0 +1,189 @@
+"""From the command line to a job."""
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kway.cli._choices import loss_of, optimizer_of
+from kway.cli._objects import is_reference, load_object
+from kway.data import sources
+from kway.errors import UsageError
+from kway.job import Job
+from kway.registry import unknown
+
+
+def job_of(args: argparse.Namespace, **fixed: Any) -> tuple[Job, list[str]]:
+    """Make the job that the flags describe, and the lines that say what was chosen.
+
+    ``fixed``: fields of the job that the command has read by itself. Raises ``UsageError``.
+    """
+    named = load_object("model", args.model) if is_reference(args.model) else None
+    if isinstance(named, Job):
+        return _overridden(named, args, fixed)
+    seed = 0 if args.seed is None else args.seed
+    if named is None and args.model not in _zoo_names():
+        raise unknown("model", args.model, [*_zoo_names(), "path/file.py:name"])
+    optimizer, optimizer_text = optimizer_of(args.optimizer or "sgd", args.lr)
+    train, validation, source, data_text, notices = _data(args, seed)
+    loss = loss_of(args.loss) if args.loss else loss_of(_usual_loss(train))
+    loss_text = args.loss or "cross-entropy" * (type(loss).__name__ == "CrossEntropyLoss") or "mse"
+    model, title = _model(args.model, named, source)
+    job = Job(
+        model=model,
+        loss=loss,
+        optimizer=optimizer,
+        data=train,
+        validation=validation,
+        batch_size=256 if args.batch_size is None else args.batch_size,
+        precision=args.precision or "fp32",
+        metrics=_metrics(loss),
+        init=_existing(args.init),
+        seed=seed,
+        workers=args.workers,
+        name=title,
+    )
+    job = replace(job, **fixed)
+    lines = [
+        f"model      {args.model}",
+        f"data       {data_text}",
+        f"loss       {loss_text}",
+        f"optimizer  {optimizer_text}",
+        f"batch      {job.batch_size} (global), {job.precision}, seed {job.seed}",
+    ]
+    return job, lines + [f"note       {text}" for text in notices]
+
+
+def _zoo_names() -> list[str]:
+    from kway import zoo
+
+    return zoo.names()
+
+
+def _overridden(job: Job, args: argparse.Namespace, fixed: dict[str, Any]) -> tuple[Job, list[str]]:
+    """Let flags that were given replace what a Job in the user's file says."""
+    changes: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in ("batch_size", "precision", "seed", "workers")
+        if getattr(args, name) is not None
+    }
+    if args.init is not None:
+        changes["init"] = _existing(args.init)
+    if args.loss:
+        changes["loss"] = loss_of(args.loss)
+    if args.optimizer or args.lr is not None:
+        if not args.optimizer:
+            raise UsageError(
+                "--lr for a Job that has its own optimizer", "", "name one as well: --optimizer sgd"
+            )
+        changes["optimizer"] = optimizer_of(args.optimizer, args.lr)[0]
+    if args.data:
+        train, validation, *_ = _data(args, job.seed)
+        changes |= {"data": train, "validation": validation}
+    changes |= fixed
+    if not job.name:
+        changes["name"] = args.model.rpartition(":")[2]
+    job = replace(job, **changes)
+    given = ", ".join(sorted(changes.keys() - {"name"}))
+    return job, [f"job        {args.model}" + (f" ({given} from the command line)" if given else "")]
+
+
+def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list[str]]:
+    """Return (training data, validation data, source or None, description, notices)."""
+    name = args.data or sources.DEFAULT_SOURCE
+    if not is_reference(name):
+        root = args.data_dir or (Path(os.environ["KWAY_DATA"]) if os.environ.get("KWAY_DATA") else None)
+        source = sources.load(name, root, seed)
+        text = f"{source.name}: {len(source.train)} to train on, {len(source.validation)} held out"
+        return source.train, source.validation, source, text, list(source.notices)
+    found = load_object("--data", name)
+    if callable(found) and not hasattr(found, "__getitem__"):
+        found = _call("--data", name, found)
+    if isinstance(found, tuple | list) and len(found) == 2 and not any(_is_array(item) for item in found):
+        return found[0], found[1], None, f"{name}: training and validation data", []
+    return found, None, None, name, []
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape")
+
+
+def _call(what: str, name: str, function: Callable[[], Any]) -> Any:
+    import traceback
+
+    try:
+        return function()
+    except Exception as error:
+        raise UsageError(
+            f"{traceback.format_exc()}\n{what} {name} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _model(text: str, named: Any, source: Any) -> tuple[Any, str]:
+    if named is not None:
+        title = text.rpartition(":")[2]
+        if not callable(named):
+            raise UsageError(
+                f"model {text!r} is a {type(named).__name__}", "a module class, a function or a Job"
+            )
+        return named, title
+    from kway import zoo
+
+    if source is None:
+        raise UsageError(
+            f"the example model {text!r} on data of your own",
+            "it needs the number of classes and the image size, which named data sets know",
+            "name a data set, or a model of your own",
+        )
+    return partial(zoo.get(text), source.shape, source.classes), text
+
+
+def _usual_loss(data: Any) -> str:
+    """Name the usual loss: cross-entropy for integer targets, MSE for real ones."""
+    from kway.data.parts import take_apart
+    from kway.data.share import cut
+    from kway.step.inputs import splitter
+
+    parts = take_apart(data, batch_size=1, seed=0, shuffle=False) if not _is_loader(data) else None
+    if parts is None:
+        batch = next(iter(data))
+    else:
+        share = cut(parts, parts.order.batch(0, 0), epoch=0, step=0, rank=0, size=1, seed=0)
+        batch = share.micro[0][0]
+    target = splitter(None, None, True)(batch)[2]
+    return "mse" if target.is_floating_point() else "cross-entropy"
+
+
+def _is_loader(data: Any) -> bool:
+    from torch.utils.data import DataLoader
+
+    return isinstance(data, DataLoader)
+
+
+def _metrics(loss: Any) -> dict[str, Any]:
+    from torch import nn
+
+    from kway.step.tally import accuracy
+
+    return {"accuracy": accuracy} if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) else {}
+
+
+def _existing(path: str | None) -> str | None:
+    if path is not None and not Path(path).is_file():
+        raise UsageError(f"--init {path}", "no such file")
+    return path
+
+
+def default_folder(title: str) -> Path:
+    """Return a folder name for a run that is not taken yet: ``runs/TIME-MODEL``."""
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{title}"
+    folder = Path("runs") / stem
+    number = 2
+    while folder.exists():
+        folder = Path("runs") / f"{stem}-{number}"
+        number += 1
+    return folder

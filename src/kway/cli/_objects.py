@@ -1,0 +1,84 @@
+"""Objects that the user names on the command line: ``package.module:name`` or ``path/file.py:name``."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kway.errors import UsageError
+
+
+def is_reference(text: str) -> bool:
+    """Whether ``text`` names an object in a module or file, rather than something kway knows by name."""
+    return ":" in text
+
+
+def load_object(what: str, text: str) -> Any:
+    """Return the object that ``text`` names. ``what`` says what it is for, in errors.
+
+    Raises ``UsageError``, with the user's traceback, for a file that fails to import, and one that lists the
+    public names where the name is not there.
+    """
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise UsageError(f"{what} {text!r}", "path/file.py:name or package.module:name")
+    module = _from_file(what, Path(place)) if place.endswith(".py") else _from_package(what, place)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = sorted(n for n, v in vars(module).items() if not n.startswith("_") and callable(v))
+            raise UsageError(
+                f"{what} {text!r}: no {name!r} in {place}", f"it has {', '.join(names) or 'nothing'}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _from_file(what: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"{what} file {path} does not exist", "", f"you are in {Path.cwd()}")
+    whole = path.resolve()
+    # Two files of one name must not share a module; the same file, named twice, must.
+    name = f"kway_file_{path.stem}_{hashlib.sha256(str(whole).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, whole)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{what} file {path} cannot be imported", "a Python file is needed")
+    module = importlib.util.module_from_spec(spec)
+    # Ranks cannot import it by this name: what it defines travels by value.
+    vars(module)["__kway_by_value__"] = True
+    sys.modules[name] = module
+    sys.path.insert(0, str(whole.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise _failed(what, str(path), error) from error
+    return module
+
+
+def _from_package(what: str, place: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
+            raise UsageError(
+                f"{what}: no module {error.name!r}", "", "check the name, or give path/file.py"
+            ) from None
+        raise _failed(what, place, error) from error
+    except Exception as error:
+        raise _failed(what, place, error) from error
+
+
+def _failed(what: str, place: str, error: BaseException) -> UsageError:
+    return UsageError(
+        f"{traceback.format_exc()}\n{what}: importing {place} raised {type(error).__name__}: {error}",
+    )

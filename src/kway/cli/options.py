@@ -1,0 +1,54 @@
+"""Flags that several commands share."""
+
+import argparse
+from pathlib import Path
+
+
+def model(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and the flags that make a job of it."""
+    from kway.cli._choices import LOSSES, OPTIMIZERS
+    from kway.data.sources import names as data_names
+    from kway.job import PRECISIONS
+    from kway.zoo import names as model_names
+
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help=f"an example ({', '.join(model_names())}), package.module:name or path/file.py:name; "
+        "the name is an nn.Module class, a function that makes one, or a Job",
+    )
+    parser.add_argument("--data", metavar="NAME", help=f"{', '.join(data_names())}, or path/file.py:name")
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="root with one folder a data set (or KWAY_DATA)"
+    )
+    parser.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)}, or path/file.py:name")
+    parser.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}, or path/file.py:name")
+    parser.add_argument("--lr", type=float, metavar="X", help="learning rate")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="global batch, in samples (default 256)")
+    parser.add_argument(
+        "--precision", metavar="P", help=f"{', '.join(PRECISIONS)} (default fp32; TF32 is off)"
+    )
+    parser.add_argument("--init", metavar="FILE", help="weights to start from (safetensors)")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed of weights, order and dropout (default 0)"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="loader processes a rank")
+
+
+def placing(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the flags that say where to run."""
+    sets = "auto, N, cpu:N or cuda:I,J" + ("; several: 1,2,3 or 'cpu:2 cuda:0,1'" if several else "")
+    parser.add_argument("--devices", default="auto", metavar="SET", help=f"{sets} (default auto)")
+    named = "single, data or data=N" + (" (several: by commas)" if several else ", or auto")
+    default = "data" if several else "auto"
+    parser.add_argument("--strategy", default=default, metavar="NAME", help=f"{named} (default {default})")
+
+
+def output(parser: argparse.ArgumentParser, record: str) -> None:
+    """Add the flags that say where results go."""
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help=f"folder for {record} (default runs/TIME-MODEL)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the record, and nothing else, on standard output"
+    )

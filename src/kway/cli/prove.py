@@ -1,0 +1,78 @@
+"""``kway prove``: compares k devices with one, tensor by tensor."""
+
+import argparse
+import sys
+
+from kway.cli import options
+
+HELP = "prove that k devices give what one device gives"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    options.model(parser)
+    options.placing(parser, several=True)
+    parser.add_argument(
+        "--exactness", default="math", metavar="LEVEL", help="the level to prove (default math)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=3, metavar="N", help="optimizer steps to compare (default 3)"
+    )
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
+    options.output(parser, "proof.json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prove; returns 0 for a pass and 1 for a fail. Raises ``UsageError`` before anything starts."""
+    from kway.cli._job import default_folder, job_of
+    from kway.jobs.proving import prove
+    from kway.report.tables import table
+
+    own_optimizer = args.optimizer is not None
+    if not own_optimizer:
+        args.optimizer, args.lr = "momentum", 0.1 if args.lr is None else args.lr
+    args.precision = args.precision or "fp64"
+    fixed = {} if args.micro_batch is None else {"micro_batch": args.micro_batch}
+    job, lines = job_of(args, **fixed)
+    folder = args.out or default_folder(f"{job.title}-proof")
+    screen = sys.stderr if args.json else sys.stdout
+    print("\n".join(lines), file=screen, flush=True)
+    proof = prove(
+        job,
+        devices=args.devices,
+        strategy=args.strategy,
+        exactness=args.exactness,
+        steps=args.steps,
+        out=folder,
+        precision=None,
+        own_optimizer=True,
+    )
+    if args.json:
+        print(proof.to_json())
+    else:
+        rows = [
+            [
+                row["strategy"],
+                row["devices"],
+                _shares(row["shares"]),
+                row["equal"],
+                row["max_ulps"],
+                row["tensors"],
+            ]
+            for row in proof.candidates
+        ]
+        print()
+        print(table(["strategy", "devices", "last shares", "equal", "max ulps", "tensors"], rows))
+    for row in proof.candidates:
+        if row["reason"]:
+            where = row["first_difference"]
+            at = f" (step {where['step']}, {where['tensor']})" if where else ""
+            print(f"{row['strategy']} on {row['devices']}: {row['reason']}{at}", file=screen)
+    for text in proof.notices:
+        print(f"note: {text}", file=screen)
+    print(f"verdict: {proof.verdict}; wrote {folder}/proof.json", file=screen)
+    return 0 if proof.verdict == "pass" else 1
+
+
+def _shares(shares: list[list[int]] | None) -> str | None:
+    return "+".join(map(str, shares[-1])) if shares else None

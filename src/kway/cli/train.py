@@ -1,0 +1,100 @@
+"""``kway train``: trains a model on any number of devices."""
+
+import argparse
+import sys
+
+from kway.cli import options
+
+HELP = "train a model on one device or many"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    options.model(parser)
+    options.placing(parser)
+    parser.add_argument("--exactness", default="math", metavar="LEVEL", help="math or loose (default math)")
+    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="(default 10)")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop after N optimizer steps")
+    parser.add_argument(
+        "--batch-size-per-device", type=int, metavar="N", help="global batch = N times the number of devices"
+    )
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
+    parser.add_argument("--clip-norm", type=float, metavar="X", help="largest norm of the whole gradient")
+    parser.add_argument("--clip-value", type=float, metavar="X", help="largest entry of the gradient")
+    parser.add_argument(
+        "--validate-every", default="1", metavar="N", help='epochs, or like "200steps" (default 1)'
+    )
+    parser.add_argument(
+        "--log-every", type=int, default=10, metavar="N", help="steps between two progress events"
+    )
+    parser.add_argument(
+        "--save-best", metavar="NAME", help="keep best.safetensors by validation_loss or a metric"
+    )
+    options.output(parser, "records, curves, logs and weights")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; returns 0. Raises ``UsageError`` before anything starts, and what a failed run raises."""
+    from kway.cli._job import default_folder, job_of
+    from kway.errors import UsageError
+    from kway.jobs.place import place
+    from kway.jobs.training import train
+    from kway.report.progress import Progress
+    from kway.training.spec import positive
+
+    if args.clip_norm is not None and args.clip_value is not None:
+        raise UsageError("--clip-norm and --clip-value", "only one of them")
+    fixed: dict[str, object] = {}
+    if args.batch_size_per_device is not None:
+        if args.batch_size is not None:
+            raise UsageError("--batch-size and --batch-size-per-device", "only one of them")
+        positive("--batch-size-per-device", args.batch_size_per_device)
+        where = place(args.devices, args.strategy, args.exactness)
+        fixed["batch_size"] = args.batch_size_per_device * where.plan.devices
+    if args.micro_batch is not None:
+        fixed["micro_batch"] = args.micro_batch
+    for kind, limit in (("norm", args.clip_norm), ("value", args.clip_value)):
+        if limit is not None:
+            fixed["clip"] = (kind, limit)
+    job, lines = job_of(args, **fixed)
+    folder = args.out or default_folder(job.title)
+    screen = sys.stderr if args.json else sys.stdout
+    progress = Progress(screen, args.epochs)
+
+    def show(event: str, record: dict[str, object]) -> None:
+        if event == "start":
+            print(
+                "\n".join(
+                    [*lines, f"devices    {record['devices']} ({record['strategy']}, {args.exactness})"]
+                ),
+                file=screen,
+                flush=True,
+            )
+        progress({"event": event, **record})
+
+    try:
+        result = train(
+            job,
+            devices=args.devices,
+            strategy=args.strategy,
+            exactness=args.exactness,
+            epochs=args.epochs,
+            steps=args.steps,
+            out=folder,
+            callbacks=[show],
+            validate_every=args.validate_every,
+            log_every=args.log_every,
+            save_best=args.save_best,
+        )
+    finally:
+        progress.close()
+    if args.json:
+        print(result.record.to_json())
+        return 0
+    for text in result.record.notices:
+        print(f"note       {text}")
+    step = result.record.measured_step_s
+    timing = f"{step * 1e3:.2f} ms a step" if step is not None else "too few steps to time one"
+    print(f"\n{result.record.steps} steps, {timing}; weights {result.record.weights_sha256[:16]}")
+    print(f"wrote      {folder}/: train.json, curves.png, weights.safetensors")
+    return 0
