@@ -1,0 +1,147 @@
+"""From rows to a result, a table and a verdict: no measuring here, so any run can be judged again."""
+
+from collections.abc import Iterable
+from typing import Any
+
+LENET_ACCURACY = 0.80
+LENET_SPREAD = 0.02
+FIRST_LOSS_SPREAD = 1e-3
+RESNET_ACCURACY = 0.90
+
+Row = dict[str, Any]
+Check = dict[str, Any]
+
+
+def summarise(rows: list[Row], judge: bool = True) -> tuple[dict[str, Any], str, bool]:
+    """Return the result as JSON data, a table for people, and whether every check passed.
+
+    Of a part that ran twice with the same k, the last row counts. ``judge=False``: only that parts ended
+    well and proofs pass, not what needs a whole training run.
+    """
+    trained = {(row["part"], row["k"]): row for row in rows if row.get("kind") == "train"}
+    proofs = {(row["model"], row["precision"], row["k"]): row for row in rows if row.get("kind") == "proof"}
+    others = {(row["what"], row["k"]): row for row in rows if row.get("kind") == "yardstick" and "k" in row}
+    ends = {(row["part"], row["k"]): row for row in rows if row.get("kind") == "end"}
+    machines = [row for row in rows if row["part"] == "machine" and "versions" in row]
+    checks = [*(_training_checks(trained) if judge else []), *_proof_checks(proofs), *_end_checks(ends)]
+    result = {
+        "machine": {key: value for key, value in machines[-1].items() if key not in ("k", "part", "cluster")}
+        if machines
+        else None,
+        "cluster": machines[-1]["cluster"] if machines else None,
+        "spread": "(max - min) / median over the epochs after the first",
+        "training": list(trained.values()),
+        "proofs": list(proofs.values()),
+        "yardstick": list(others.values()),
+        "ends": list(ends.values()),
+        "checks": checks,
+    }
+    text = "\n\n".join([_times(trained, others), _accuracies(trained), _verdicts(checks)])
+    return result, text, bool(checks) and all(check["passed"] for check in checks)
+
+
+def _check(name: str, value: Any, bar: str, passed: bool) -> Check:
+    return {"check": name, "value": value, "bar": bar, "passed": passed}
+
+
+def _training_checks(trained: dict[tuple[str, int], Row]) -> list[Check]:
+    checks = []
+    for part, bar in (("lenet", LENET_ACCURACY), ("resnet18", RESNET_ACCURACY)):
+        for k in _counts(trained, part):
+            last = trained[part, k]["accuracy"][-1]
+            checks.append(_check(f"{part} accuracy, k={k}", last, f"at least {bar:.2f}", last >= bar))
+    lenets = [trained["lenet", k] for k in _counts(trained, "lenet")]
+    if len(lenets) > 1:
+        values = [row["accuracy"][-1] for row in lenets]
+        apart = max(values) - min(values)
+        checks.append(_check("lenet accuracy over k", apart, f"within {LENET_SPREAD}", apart <= LENET_SPREAD))
+        losses = [row["train_loss"][0] for row in lenets]
+        apart = max(losses) - min(losses)
+        checks.append(
+            _check(
+                "lenet first epoch's loss over k",
+                apart,
+                f"within {FIRST_LOSS_SPREAD}",
+                apart <= FIRST_LOSS_SPREAD,
+            )
+        )
+    return checks
+
+
+def _proof_checks(proofs: dict[tuple[str, str, int], Row]) -> Iterable[Check]:
+    for (model, precision, k), row in sorted(proofs.items()):
+        ulps = [c["max_ulps"] for c in row.get("candidates", []) if c["max_ulps"] is not None]
+        value = f"{row['verdict']}, at most {max(ulps):g} ulps" if ulps else row["verdict"]
+        yield _check(
+            f"proof of {model} {precision}, 1 and {k}" if k > 1 else f"proof of {model} {precision}, 1",
+            value,
+            "pass",
+            row["verdict"] == "pass",
+        )
+
+
+def _end_checks(ends: dict[tuple[str, int], Row]) -> Iterable[Check]:
+    """Failures of the yardstick are shown, but they are not kway's."""
+    for (part, k), row in sorted(ends.items()):
+        if row["exit_code"] and not part.startswith("yardstick"):
+            yield _check(f"{part}, k={k}, ended", row["exit_code"], "exit code 0", False)
+
+
+def _counts(found: dict[tuple[str, int], Row], name: str) -> list[int]:
+    return sorted(k for part, k in found if part == name)
+
+
+def _times(trained: dict[tuple[str, int], Row], others: dict[tuple[str, int], Row]) -> str:
+    """Seconds an epoch, kway first, then what others take for the same work on the same machine."""
+    counts = sorted({k for _, k in [*trained, *others]})
+    lines = [["seconds an epoch", *(f"k={k}" for k in counts)]]
+    for part in dict.fromkeys(part for part, _ in trained):
+        cells = [trained.get((part, k)) for k in counts]
+        lines.append([f"kway {part}", *(_seconds(row, "epoch_s", row and row["spread"]) for row in cells)])
+    for what in dict.fromkeys(what for what, _ in others):
+        if any("s_epoch" in others[key] for key in others if key[0] == what):
+            lines.append([what, *(_seconds(others.get((what, k)), "s_epoch") for k in counts)])
+    return _columns(lines)
+
+
+def _seconds(row: Row | None, key: str, spread: float | None = None) -> str:
+    if row is None or row.get(key) is None:
+        return "-"
+    return f"{row[key]:.3f}" + (f" ({spread:.0%})" if spread is not None else "")
+
+
+def _accuracies(trained: dict[tuple[str, int], Row]) -> str:
+    lines = [["", "last accuracy", "first loss", "to first step", "peak memory, MiB"]]
+    for (part, k), row in sorted(trained.items()):
+        start = row.get("to_first_step_s")
+        lines.append(
+            [
+                f"{part} k={k}",
+                f"{row['accuracy'][-1]:.4f}",
+                f"{row['train_loss'][0]:.5f}",
+                "-" if start is None else f"{start:.1f} s",
+                ", ".join(f"{size / 2**20:.0f}" for size in row["peak_memory_bytes"]),
+            ]
+        )
+    return _columns(lines)
+
+
+def _verdicts(checks: list[Check]) -> str:
+    lines = [
+        [
+            "pass" if check["passed"] else "FAIL",
+            check["check"],
+            f"{check['value']:.5g}" if isinstance(check["value"], float) else str(check["value"]),
+            check["bar"],
+        ]
+        for check in checks
+    ]
+    return _columns(lines) if lines else "nothing to judge"
+
+
+def _columns(lines: list[list[str]]) -> str:
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,101 @@
+"""The cheap rows of a yardstick file, in the ranks that are there: plain DDP, LeNet as one graph, the seeds.
+
+    torchrun --nproc-per-node K yardstick_part.py FILE peers
+    python yardstick_part.py FILE seeds --k K
+
+The file times much more, and what it compiles takes minutes. It is loaded as a module, and what is not wanted
+is taken out from outside: candidates other than plain DDP and LeNet's graph are neither compiled nor run.
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+# The names of the step functions in the file: plain DDP, and the whole step as one graph.
+WANTED = ("step", "step5")
+SEED_EPOCHS = 3
+
+
+def load(file: Path) -> ModuleType:
+    """Import the file by its path, under a name by which loader workers find nothing to import again."""
+    spec = importlib.util.spec_from_file_location("yardstick", file)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["yardstick"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def only_cheap(module: ModuleType) -> None:
+    """Keep plain DDP and graphs of what needs no compiler; drop the rows of all others."""
+    timed: Callable[..., list[float]] = module.epoch_times
+
+    def epoch_times(step: Any, *arguments: Any, **options: Any) -> list[float]:
+        return timed(step, *arguments, **options) if step.__name__ in WANTED else [math.nan]
+
+    def compile_nothing(model: Any, **options: Any) -> Any:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            return model  # it belongs to a candidate that is not run
+        raise RuntimeError("left out: compiling takes minutes")
+
+    module.epoch_times = epoch_times  # type: ignore[attr-defined]
+    module.say = say  # type: ignore[attr-defined]
+    torch.compile = compile_nothing  # type: ignore[assignment]
+    for name in ("accelerate", "lightning"):
+        sys.modules[name] = None  # type: ignore[assignment]
+
+
+def say(**row: Any) -> None:
+    """Print a row that holds a measurement."""
+    seconds = row.get("s_epoch")
+    if "failed" in row.get("what", "") or (seconds is not None and math.isnan(seconds)):
+        return
+    row["precision"] = "tf32"  # the file's own default for what it calls fp32
+    print(json.dumps({"kind": "yardstick", **row}), flush=True)
+
+
+def seeds(module: ModuleType, k: int) -> None:
+    """Run both seeds on the first ``k`` GPUs. Where torchvision is missing, its data set is replaced."""
+    images, labels, *test = module.load()
+    reader = "torchvision"
+    if importlib.util.find_spec("torchvision") is None:
+        reader = "tensors"
+
+        def loader(batch: int) -> Any:
+            data = module.Tensors(images, labels)
+            return torch.utils.data.DataLoader(data, batch, shuffle=True, num_workers=4)
+
+        module.seed_loader = loader  # type: ignore[attr-defined]
+    module.say = lambda **row: say(reader=reader, **row)  # type: ignore[attr-defined]
+    module.seed_lenet(k, SEED_EPOCHS, test)
+    module.seed_resnet(k, 256 * k, 0.1 * k, SEED_EPOCHS, test)
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("what", choices=["peers", "seeds"])
+    parser.add_argument("--k", type=int, default=1)
+    options = parser.parse_args()
+    module = load(options.file)
+    # As the file sets them when it is run as a script.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    if options.what == "seeds":
+        seeds(module, options.k)
+        return
+    only_cheap(module)
+    module.peers()
+
+
+if __name__ == "__main__":
+    main()
