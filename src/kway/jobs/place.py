@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kway.devices import torch_facts
 from kway.devices.cpu import threads_for
 from kway.devices.select import parse
 from kway.devices.select import warnings as device_warnings
@@ -108,6 +109,9 @@ def place(devices: Any = "auto", strategy: str = "auto", exactness: str = "math"
     ``UsageError``.
     """
     cluster = discover()
+    if not cluster.torch.get("remembered"):
+        # torch is loaded here anyway: what only it knows is kept for `kway devices`, which does not load it.
+        torch_facts.remember()
     joined = _joined(devices, cluster)
     sized = strategy if strategy in ("auto", SINGLE) else _size_of(strategy)
     if joined is not None:

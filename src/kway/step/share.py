@@ -9,6 +9,7 @@ from torch import nn
 
 from kway.data.loader import Share
 from kway.data.seeds import key
+from kway.errors import UsageError
 from kway.job import Job, clip_rule
 from kway.step.batchnorm import Presence
 from kway.step.inputs import move, splitter
@@ -63,6 +64,7 @@ class ShareStep:
         self.scaler = self.precision.scaler(device)
         self.schedule = job.schedule(optimizer) if job.schedule is not None else None
         self.clip = clip_rule(job.clip)
+        self._known: list[nn.Parameter] = list(model.parameters())
 
     def output(self, batch: Any) -> Any:
         """Run the model alone on one collated batch."""
@@ -80,6 +82,7 @@ class ShareStep:
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
+        self._check_parameters()
         seed_generators(key(self.job.seed, "step", step, self.place), self.device)
         self.optimizer.zero_grad(set_to_none=True)
         slots = self._accumulate(share, tally)
@@ -96,6 +99,24 @@ class ShareStep:
             )
         penalty = self._update()
         return Outcome(loss if penalty is None else loss + penalty, weight, losses)
+
+    def _check_parameters(self) -> None:
+        """Refuse a parameter that came after the optimizer was made and that the optimizer does not know.
+
+        It would get a gradient and stay as it is: easy to overlook. Raises ``UsageError``.
+        """
+        now = list(self.model.parameters())
+        if len(now) == len(self._known) and all(a is b for a, b in zip(now, self._known, strict=True)):
+            return
+        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in held:
+                raise UsageError(
+                    f"parameter {name!r} was replaced or added after the optimizer was made",
+                    "every trained parameter must be in the optimizer",
+                    "change the values in place (no_grad, copy_), or hand it over with add_param_group",
+                )
+        self._known = now
 
     def _whole(self, share: Share) -> bool:
         return self._reduce is None and len(share.micro) == 1

@@ -36,13 +36,32 @@ class Data(Axis):
         synchronise(part.model, group)
         if part.level != "loose":
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
-        parameters = list(part.model.parameters())
-        reducer = GradientReducer(parameters, group, scalars=2 * part.shares)
-        part.reduce, part.divide = reducer.reduce, reducer.divide_
+        gradients = Gradients(part.model, group, scalars=2 * part.shares)
+        part.reduce, part.divide = gradients.reduce, gradients.divide_
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
         )
         part.equalise.append(lambda: equalise_buffers(part.model, group, exact))
+
+
+class Gradients:
+    """The gradients of a model over a group, whatever parameters the model has at the time of the step."""
+
+    def __init__(self, model: nn.Module, group: Group, scalars: int) -> None:
+        self._model, self._group, self._scalars = model, group, scalars
+        self._reducer = GradientReducer(list(model.parameters()), group, scalars)
+
+    def reduce(self, scalars: torch.Tensor, counts: bool) -> torch.Tensor:
+        """Sum gradients and scalars over the ranks: see ``GradientReducer.reduce``."""
+        now = list(self._model.parameters())
+        old = self._reducer.parameters
+        if len(now) != len(old) or any(a is not b for a, b in zip(now, old, strict=True)):
+            self._reducer = GradientReducer(now, self._group, self._scalars)
+        return self._reducer.reduce(scalars, counts)
+
+    def divide_(self, divisor: torch.Tensor) -> None:
+        """Divide all gradients by a scalar tensor."""
+        self._reducer.divide_(divisor)
 
 
 @torch.no_grad()
