@@ -49,27 +49,31 @@ class Guard:
                 self._process.stdin.flush()
 
 
-def _wait(parent: int) -> list[int]:
-    """Return the groups to kill: none after ``done``, all of them when the parent is gone."""
+def _wait(parent: int) -> list[int] | None:
+    """Return the groups to kill when the parent is gone, or ``None`` after ``done``."""
     heard = b""
-    while os.getppid() == parent:
-        if select.select([0], [], [], _LOOK_S)[0]:
+    while True:
+        # Read to the end even of a parent that was gone before this process could look.
+        there = os.getppid() == parent
+        if select.select([0], [], [], _LOOK_S if there else 0)[0]:
             chunk = os.read(0, 4096)
             heard += chunk
             if not chunk:
                 break
+        elif not there:
+            break
     words = heard.split()
-    return [] if b"done" in words else [int(word) for word in words]
+    return None if b"done" in words else [int(word) for word in words]
 
 
 def _main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups = _wait(int(sys.argv[1]))
-    for group in groups:
+    for group in groups or ():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    if groups and len(sys.argv) > 2:
+    if groups is not None and len(sys.argv) > 2:
         import shutil  # slow to import, and seldom needed
 
         shutil.rmtree(sys.argv[2], ignore_errors=True)

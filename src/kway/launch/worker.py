@@ -9,6 +9,7 @@ import queue
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
 from kway.launch.payload import load
 from kway.world import World
+
+_FOR_EVER = timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -87,14 +90,20 @@ class _Group:
         from torch.distributed.distributed_c10d import PrefixStore
 
         setup = self._setup
+        store = PrefixStore(f"task{number}", self._store)
         dist.init_process_group(
             setup.backend,
-            store=PrefixStore(f"task{number}", self._store),
+            store=store,
             rank=setup.rank,
             world_size=size,
             device_id=torch.device(setup.device) if setup.backend == "nccl" else None,
         )
         yield
+        # A rank that is done must not take its connections away while others still make theirs, or work. A
+        # collective would have a time limit; the last rank may have hours of work left.
+        if store.add("done", 1) == size:
+            store.set("all done", "")
+        store.wait(["all done"], _FOR_EVER)
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -1,0 +1,155 @@
+"""The parent of ranks is interrupted, told to stop, or killed: its ranks and their loader workers go, too."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from kway.launch.guard import Guard
+from kway.launch.interrupt import sigterm_raises
+
+pytestmark = pytest.mark.starts
+
+JOB = """
+import os, signal, sys, time
+import torch
+from torch.utils.data import DataLoader
+from kway.launch.local import run
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        if index > 8:
+            time.sleep(600)
+        return torch.ones(1)
+
+def task(context, large):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    loader = DataLoader(Slow(), num_workers=2, multiprocessing_context="fork")
+    for batch in loader:
+        context.emit(context.world.rank)
+
+run(task, ["cpu"] * 2, torch.zeros(100_000), group=False, on_event=lambda e: print(e, flush=True))
+"""
+WITHIN_S = 10.0
+
+
+def start_job(tmp_path):
+    """Start a script whose ranks have loader workers that are stuck in the data set; wait until they are."""
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    busy = set()
+    while len(busy) < 2:
+        line = parent.stdout.readline()
+        assert line, parent.stderr.read()
+        busy.add(line)
+    return parent, temporary
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, -2)]
+)
+def test_nothing_survives_the_parent(number, status, tmp_path, leftovers):
+    parent, temporary = start_job(tmp_path)
+    # The parent, two ranks with two loader workers each, and the guard.
+    assert len(leftovers()) >= 8
+    parent.send_signal(number)
+    began = time.monotonic()
+    _, errors = parent.communicate(timeout=WITHIN_S)
+    while leftovers() and time.monotonic() - began < WITHIN_S:
+        time.sleep(0.02)
+    assert leftovers() == {}
+    assert parent.returncode == status, errors
+    assert not [path for path in temporary.iterdir() if path.name.startswith("kway-")]
+
+
+def test_ranks_go_even_if_the_guard_was_killed_first(tmp_path, leftovers):
+    parent, _ = start_job(tmp_path)
+    (guard,) = [pid for pid, line in leftovers().items() if "guard.py" in line]
+    os.kill(guard, signal.SIGKILL)
+    parent.kill()
+    parent.communicate(timeout=WITHIN_S)
+    deadline = time.monotonic() + WITHIN_S
+    while leftovers() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert leftovers() == {}
+
+
+def test_the_guard_kills_what_it_knows_when_its_parent_vanishes(leftovers, tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    code = f"""
+import os, subprocess, sys
+from pathlib import Path
+from kway.launch.guard import Guard
+guard = Guard(Path({str(folder)!r}))
+guard.watch(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+if os.fork():
+    os.kill(os.getpid(), 9)
+os.setsid()
+import time
+time.sleep(600)  # a child of the parent keeps the pipe to the guard open
+"""
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=WITHIN_S)
+    deadline = time.monotonic() + WITHIN_S
+    while any("sleep 600" in line for line in leftovers().values()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    left = leftovers()
+    assert not any(line.startswith("sleep") for line in left.values())
+    assert not folder.exists()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_dismissed_guard_touches_nothing(leftovers, tmp_path):
+    guard = Guard(tmp_path)
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as other:
+        guard.watch(other.pid)
+        guard.dismiss()
+        assert other.poll() is None
+        other.kill()
+    assert tmp_path.exists()
+
+
+def test_a_users_own_handler_of_sigterm_stays():
+    def own(number, frame):
+        pass
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        with sigterm_raises():
+            assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_raises_in_the_main_thread_only_and_is_restored():
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with pytest.raises(SystemExit) as leaving, sigterm_raises():
+        signal.raise_signal(signal.SIGTERM)
+    assert leaving.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def elsewhere():
+        with sigterm_raises():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    seen = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [signal.SIG_DFL]
