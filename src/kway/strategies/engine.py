@@ -10,7 +10,7 @@ from kway.comm.mesh import Mesh
 from kway.data.loader import Share
 from kway.job import Job
 from kway.step.inputs import move
-from kway.step.precision import precision_of
+from kway.step.precision import cast, precision_of
 from kway.step.share import Outcome, ShareStep
 from kway.step.tally import Tally, mean, measure
 from kway.strategies.base import Part
@@ -33,7 +33,7 @@ class Engine:
         self.job, self.layout, self.level = job, dict(layout), level
         self.device = torch.device(world.device)
         self.precision = precision_of(job.precision)
-        self.model = model.to(device=self.device, dtype=self.precision.floating).train()
+        self.model = cast(model, self.precision.floating).to(self.device).train()
         self.mesh = Mesh(layout, world.rank, world.size)
         self.part = Part(job, self.model, self.device, level, self.mesh.world)
         self.part.opened.enter_context(self.precision.flags())
