@@ -1,0 +1,147 @@
+"""What every file of strategies/ with an AXIS promises."""
+
+import pickle
+from functools import partial
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.registry import modules_of
+from kway.strategies.base import LEVELS, Axis
+from kway.strategies.engine import Engine
+from kway.strategies.layout import axes, fit, named_sizes, title
+from kway.world import World
+
+AXES = axes()
+
+
+@pytest.fixture(params=sorted(AXES))
+def axis(request):
+    return AXES[request.param]
+
+
+def net():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+
+
+X, Y = torch.randn(13, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(13) % 3
+
+
+def job_of(model=net):
+    return kway.Job(
+        model=model,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(X, Y),
+        batch_size=13,
+        precision="fp64",
+    )
+
+
+def test_every_axis_of_the_folder_is_found_once():
+    files = list(modules_of("kway.strategies"))
+    assert AXES
+    assert set(AXES) <= set(files)
+    names = [name for axis in AXES.values() for name in (axis.name, *axis.aliases)]
+    assert len(names) == len(set(names))
+    assert "single" not in names
+    assert len({axis.order for axis in AXES.values()}) == len(AXES)
+
+
+def test_attributes_have_their_types(axis):
+    assert isinstance(axis, Axis)
+    assert axis.name.isidentifier()
+    assert axis.name.islower()
+    assert type(axis.order) is int
+    assert type(axis.splits_batch) is bool
+    assert axis.levels
+    assert axis.levels <= set(LEVELS)
+    assert type(axis).__doc__
+    assert axis.refuses(job_of(), net(), 2, "math") is None or isinstance(
+        axis.refuses(job_of(), net(), 2, "math"), str
+    )
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 7, 8])
+def test_sizes_are_increasing_and_fit_the_devices(axis, devices):
+    sizes = axis.sizes(devices)
+    assert sizes == sorted(set(sizes))
+    assert all(type(size) is int and 1 <= size <= devices for size in sizes)
+
+
+def test_its_names_read_and_write_as_layouts(axis):
+    for name in (axis.name, *axis.aliases):
+        assert named_sizes(name) == [(axis.name, None)]
+        assert fit(f"{name}=2", 2) == fit(name, 2) == {axis.name: 2}
+    assert title({axis.name: 3}) == f"{axis.name}=3"
+
+
+def test_at_size_1_the_model_is_not_touched(axis):
+    model = net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    hooks = [len(module._forward_hooks) + len(module._backward_hooks) for module in model.modules()]
+    engine = Engine(
+        kway.Job(**{**vars(job_of()), "precision": "fp32"}), model, {axis.name: 1}, World(), "math", 13
+    )
+    try:
+        assert engine.model is model
+        assert not any("forward" in vars(module) for module in model.modules())
+        assert [len(m._forward_hooks) + len(m._backward_hooks) for m in model.modules()] == hooks
+        after = model.state_dict()
+        assert list(after) == list(before)
+        assert all(torch.equal(after[name], before[name]) for name in before)
+    finally:
+        engine.close()
+
+
+def open_step_close(context, layout, level):
+    from kway.data.loader import Loader
+    from kway.training.loop import training_parts
+
+    torch.manual_seed(0)
+    model = net()
+    names, kinds = list(model.state_dict()), [type(module) for module in model.modules()]
+    job = job_of()
+    parts, _ = training_parts(job)
+    engine = Engine(job, model, layout, context.world, level, 13)
+    loader = Loader(parts, rank=engine.part.place, size=engine.part.shares, seed=0)
+    for share in loader.epoch(0):
+        engine.step(share, 0)
+    state = engine.state()
+    engine.close()
+    left = [name for name, module in model.named_modules() if "forward" in vars(module)]
+    return {
+        "names": list(state) == names == list(model.state_dict()),
+        "kinds": [type(module) for module in model.modules()] == kinds,
+        "left": left,
+        "hooks": sum(len(p._backward_hooks or ()) for p in model.parameters()),
+        "pickled": len(pickle.loads(pickle.dumps(model)).state_dict()),
+        "tf32": import_module("torch.backends.cudnn").allow_tf32,
+        "state": state,
+    }
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_it_closes_cleanly_and_leaves_one_state_on_all_ranks(axis, ranks, size):
+    for level in sorted(axis.levels):
+        found = ranks.run(open_step_close, {axis.name: size}, level, size=size)
+        for rank in found:
+            assert rank["names"]
+            assert rank["kinds"]
+            assert rank["left"] == []
+            assert rank["hooks"] == 0
+            assert rank["pickled"] == len(rank["state"])
+            assert rank["tf32"] is True  # what torch starts with
+            for name, value in rank["state"].items():
+                assert torch.equal(value, found[0]["state"][name]), name
+
+
+def test_a_level_that_it_does_not_keep_is_refused_with_those_it_keeps(axis):
+    for level in set(LEVELS) - axis.levels:
+        with pytest.raises(kway.RefusedError, match=level):
+            Engine(job_of(), net(), {axis.name: 1}, World(), level, 13)
+    with pytest.raises(kway.UsageError, match="math"):
+        Engine(job_of(), net(), {axis.name: 1}, World(), "exact", 13)
