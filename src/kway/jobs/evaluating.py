@@ -13,7 +13,7 @@ from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.place import place
 from kway.step.build import build, check_names, load_weights
-from kway.step.precision import precision_of
+from kway.step.precision import cast, precision_of
 from kway.strategies.engine import Engine
 
 Weights = str | Path | Mapping[str, torch.Tensor] | nn.Module | None
@@ -64,7 +64,7 @@ def _batch(job: Job, data: Any) -> int | None:
 def _loaded(job: Job, weights: Weights) -> nn.Module:
     if isinstance(weights, nn.Module):
         return weights
-    model = build(job).to(dtype=precision_of(job.precision).floating)
+    model = cast(build(job), precision_of(job.precision).floating)
     if isinstance(weights, str | Path):
         load_weights(model, Path(weights))
     elif isinstance(weights, Mapping):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 from kway.data.loader import cut
 from kway.data.order import Indices
@@ -28,6 +27,7 @@ from kway.proving.reference import Reference, Snapshot
 from kway.records import Proof
 from kway.step.build import build
 from kway.step.precision import precision_of
+from kway.step.storage import read_tensors, to_bytes
 from kway.strategies.layout import check_level, check_model, fit, named_sizes, title
 from kway.training.loop import training_parts
 from kway.training.spec import positive
@@ -144,8 +144,7 @@ def _orders(parts: Parts, batches: list[tuple[int, Indices]], seed: int) -> Iter
 
 def _kept(snapshot: Snapshot, scratch: Path, step: int) -> Snapshot:
     """Put the state before a step where candidates find it, and keep the rest."""
-    state = {name: value.contiguous() for name, value in snapshot.before.items()}
-    save_file(state, candidate.before_file(scratch, step))
+    candidate.before_file(scratch, step).write_bytes(to_bytes(snapshot.before))
     return replace(snapshot, before={})
 
 
@@ -196,7 +195,7 @@ def _row(
         return {**row, "equal": "no", "reason": str(error)}
     comparison = Comparison()
     for step, snapshot in enumerate(snapshots):
-        got = load_file(candidate.after_file(scratch, step))
+        got = read_tensors(candidate.after_file(scratch, step))
         stray = result["strays"][step]
         comparison.add(step + 1, snapshot, got)
         if stray is not None:
@@ -216,7 +215,7 @@ def _row(
 
 def _fresh(job: Job, model: torch.nn.Module, scratch: Path) -> torch.nn.Module:
     """Put the reference's module back to the state before the first step, for the one-device candidate."""
-    before = load_file(candidate.before_file(scratch, 0))
+    before = read_tensors(candidate.before_file(scratch, 0))
     model.load_state_dict({n.removeprefix("model/"): v for n, v in before.items() if n.startswith("model/")})
     return model
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import nn
 
 from kway.errors import KwayError, UsageError
@@ -17,7 +16,8 @@ from kway.jobs.place import Place, place
 from kway.records import Plan, Training
 from kway.registry import unknown
 from kway.step.build import build
-from kway.step.precision import precision_of
+from kway.step.precision import cast, precision_of
+from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.loop import Loop, training_parts
@@ -107,8 +107,8 @@ def train(
         record: Training = results[0]
         record = Training(**{**vars(record), "notices": [*where.notices, *record.notices]})
         if where.starts_ranks:
-            model = model.to(dtype=precision_of(job.precision).floating)
-            model.load_state_dict(load_file(folder / "weights.safetensors"))
+            model = cast(model, precision_of(job.precision).floating)
+            model.load_state_dict(read_tensors(folder / "weights.safetensors"))
         if out is not None and where.is_main:
             from kway.report.curves import draw
 

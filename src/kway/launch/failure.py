@@ -127,4 +127,5 @@ def _without_frames_of_kway(error: BaseException) -> BaseException:
     trace = error.__traceback__
     while trace is not None and _OWN_FRAMES & {trace.tb_frame.f_code.co_filename}:
         trace = trace.tb_next
-    return error.with_traceback(trace) if trace is not None else error
+    # What is left without a frame was raised by the rank itself: worth showing, but for a script's bad syntax.
+    return error.with_traceback(trace) if trace is not None or isinstance(error, SyntaxError) else error

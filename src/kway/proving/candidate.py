@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from kway.data.order import Indices
@@ -14,6 +13,7 @@ from kway.data.parts import Parts
 from kway.job import Job
 from kway.proving.quiet import without_dropout
 from kway.step.build import build
+from kway.step.storage import read_tensors, to_bytes
 from kway.strategies.engine import Engine
 from kway.world import World
 
@@ -56,7 +56,7 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
         engine = Engine(spec.job, model, spec.layout, world, spec.level, largest, spec.shards)
         try:
             for step, (epoch, indices) in enumerate(spec.batches):
-                _load(engine, load_file(before_file(spec.folder, step)))
+                _load(engine, read_tensors(before_file(spec.folder, step)))
                 share = engine.cut(spec.parts, indices, epoch, step)
                 outcome = engine.step(share, step)
                 result = _tensors(engine, outcome.loss)
@@ -64,7 +64,7 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
                 shares.append(group.objects(share.count))
                 strays.append(_stray(group.objects({n: _digest(v) for n, v in result.items()})))
                 if world.is_main:
-                    save_file(result, after_file(spec.folder, step))
+                    after_file(spec.folder, step).write_bytes(to_bytes(result))
         finally:
             engine.close()
     return {"shares": shares, "strays": strays}

@@ -16,6 +16,7 @@ from torch import nn
 
 from kway.job import Job
 from kway.step.inputs import move, splitter
+from kway.step.precision import cast
 
 State = dict[str, torch.Tensor]
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,7 +43,7 @@ class Reference:
     def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
         self.job, self.device = job, device
         self.floating = torch.float64 if job.precision == "fp64" else None
-        self.model = model.to(device=device, dtype=self.floating).train()
+        self.model = cast(model, self.floating).to(device).train()
         self.optimizer = job.optimizer(self.model.named_parameters())
         self.schedule = job.schedule(self.optimizer) if job.schedule is not None else None
         self.split = splitter(job.inputs, job.target, job.loss is not None)

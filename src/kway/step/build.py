@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from kway.errors import UsageError
 from kway.job import Job
 from kway.step.seeds import preserved
+from kway.step.storage import read_tensors
 
 
 def build(job: Job) -> nn.Module:
@@ -52,7 +52,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     Raises ``UsageError`` for a file that cannot be read or whose names or shapes differ from the model's.
     """
     try:
-        state = load_file(path)
+        state = read_tensors(path)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"weights {path} cannot be read: {error}", "a safetensors file is needed") from None
     check_names(model, state, path)

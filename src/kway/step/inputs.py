@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kway.errors import UsageError
+from kway.step.precision import widened
 
 TARGET_KEYS = ("target", "label", "labels")
 
@@ -14,10 +15,11 @@ TARGET_KEYS = ("target", "label", "labels")
 def move(value: Any, device: torch.device, floating: torch.dtype | None = None) -> Any:
     """Copy every tensor in nested tuples, lists, dicts and dataclasses to ``device``.
 
-    ``floating``: the dtype that real floating-point tensors get; ``None`` leaves them as they are.
+    ``floating``: the dtype that real floating-point tensors get, and complex ones as wide; ``None`` leaves
+    them as they are.
     """
     if isinstance(value, torch.Tensor):
-        dtype = floating if floating is not None and value.is_floating_point() else value.dtype
+        dtype = value.dtype if floating is None else widened(value.dtype, floating)
         return value.to(device=device, dtype=dtype, non_blocking=value.is_pinned())
     if isinstance(value, Mapping):
         moved = {key: move(item, device, floating) for key, item in value.items()}

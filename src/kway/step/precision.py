@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,24 @@ class Precision:
             yield
         finally:
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def cast(model: nn.Module, floating: torch.dtype | None) -> nn.Module:
+    """Cast a module's real tensors to ``floating`` in place and return it; ``None`` leaves it as it is.
+
+    ``nn.Module.to`` would drop the imaginary part of complex tensors: they become as wide as ``floating``.
+    """
+    if floating is None:
+        return model
+    model._apply(lambda tensor: tensor.to(dtype=widened(tensor.dtype, floating)))  # type: ignore[no-untyped-call]
+    return model
+
+
+def widened(own: torch.dtype, floating: torch.dtype) -> torch.dtype:
+    """Return the dtype that a tensor of dtype ``own`` gets where reals get ``floating``."""
+    if own.is_complex:
+        return torch.promote_types(own, floating)
+    return floating if own.is_floating_point else own
 
 
 _KNOWN = {

@@ -14,7 +14,7 @@ from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.core import Outcome
 from kway.step.inputs import move
-from kway.step.precision import precision_of
+from kway.step.precision import cast, precision_of
 from kway.step.tally import Tally, mean, measure
 from kway.strategies.base import Part
 from kway.strategies.layout import axes, check_level, check_model
@@ -45,7 +45,7 @@ class Engine:
         self._level = level_of(level)
         self.device = torch.device(world.device)
         self.precision = precision_of(job.precision)
-        self.model = model.to(device=self.device, dtype=self.precision.floating).train()
+        self.model = cast(model, self.precision.floating).to(self.device).train()
         self.mesh = Mesh(layout, world.rank, world.size)
         self.part = Part(
             job, self.model, self.device, level, self._level.global_statistics, shards, self.mesh.world

@@ -4,10 +4,10 @@ import hashlib
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from kway.records import write_atomically
+from kway.step.storage import to_bytes
 
 
 def unique_names(model: nn.Module) -> list[str]:
@@ -39,4 +39,4 @@ def fingerprint(state: dict[str, torch.Tensor], names: list[str]) -> str:
 
 def save_weights(state: dict[str, torch.Tensor], path: Path) -> None:
     """Write ``state`` to a safetensors file, complete or not at all, with nothing in it that depends on the run."""
-    write_atomically(path, save({name: value.clone() for name, value in state.items()}))
+    write_atomically(path, to_bytes(state))

@@ -1,0 +1,76 @@
+import subprocess
+import sys
+
+import pytest
+
+from kway.cli.main import main
+
+pytestmark = pytest.mark.starts
+
+
+def kway(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "kway", "launch", *words], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, sys\n"
+        "print(sys.argv[1:], os.environ.get('RANK'), os.environ.get('OMP_NUM_THREADS') is not None)\n"
+        "if os.environ.get('RANK', '1') == '1':\n"
+        "    sys.exit(int(sys.argv[1]))\n"
+    )
+    return str(path)
+
+
+def test_flags_after_the_script_are_the_scripts(script, leftovers):
+    done = kway("--devices", "cpu:2", script, "0", "--devices", "3", "--help")
+    assert done.returncode == 0, done.stderr
+    arguments = ["0", "--devices", "3", "--help"]
+    assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] {arguments} {rank} True" for rank in (0, 1)]
+
+
+def test_the_exit_code_of_the_rank_that_failed_is_that_of_the_command(script, leftovers):
+    done = kway("--devices", "cpu:2", script, "42")
+    assert done.returncode == 42
+    assert done.stderr.splitlines()[-1] == "kway: error: rank 1 failed: left with exit code 42"
+
+
+def test_a_traceback_is_shown_once_and_its_cause_last(tmp_path, leftovers):
+    path = tmp_path / "boom.py"
+    path.write_text("import os\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')\n")
+    done = kway("--devices", "cpu:2", str(path))
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2:] == ["ValueError: boom", "kway: error: rank 1 failed: ValueError: boom"]
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_one_device_runs_the_script_as_it_is(script, leftovers):
+    done = kway("--devices", "cpu:1", script, "7")
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout.startswith("['7'] None")
+
+
+def test_logs_hold_what_ranks_print(script, tmp_path, leftovers):
+    assert kway("--devices", "cpu:2", "--logs", str(tmp_path / "a" / "logs"), script, "0").returncode == 0
+    assert (tmp_path / "a" / "logs" / "rank-1.log").read_text() == "['0'] 1 True\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: SCRIPT"),
+        (["--devices", "cpu:2", "missing.py"], "no file missing.py"),
+        (["--devices", "cpu:0", "SCRIPT"], "cpu:0"),
+        (["--devices", "cpu:2", "--logs", "/proc/nowhere", "SCRIPT"], "/proc/nowhere"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(words, message, script, capsys, leftovers):
+    assert main(["launch", *[script if word == "SCRIPT" else word for word in words]]) == 2
+    assert message in capsys.readouterr().err
+    assert leftovers() == {}

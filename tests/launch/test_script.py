@@ -1,0 +1,161 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kway.errors import RankError, UsageError
+from kway.launch.script import launch
+
+pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("leftovers")]
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="script.py"):
+        path = tmp_path / name
+        path.write_text("import os, sys, time\nrank = int(os.environ.get('RANK', -1))\n" + text)
+        return str(path)
+
+    return write
+
+
+def test_each_rank_runs_the_script_as_main_with_its_arguments(script, capsys, tmp_path):
+    path = script(
+        "import beside\nprint(__name__, sys.argv[1:], os.environ['WORLD_SIZE'], rank, __file__, beside.here)"
+    )
+    (tmp_path / "beside.py").write_text("here = 'found'")
+    launch(path, ["--lr", "1"], ["cpu"] * 2, threads=1)
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        f"[rank {rank}] __main__ ['--lr', '1'] 2 {rank} {path} found" for rank in (0, 1)
+    ]
+
+
+def test_a_module_runs_by_its_name(script, capsys, tmp_path, monkeypatch):
+    (tmp_path / "package").mkdir()
+    script("print(__name__, __package__, sys.argv[1:])", "package/module.py")
+    monkeypatch.chdir(tmp_path)
+    launch("package.module", ["a"], ["cpu"] * 2, module=True)
+    assert capsys.readouterr().out.count("__main__ package ['a']\n") == 2
+
+
+def test_what_the_script_defines_can_be_pickled_to_the_very_end(script, capsys):
+    path = script(
+        "import atexit, pickle\n"
+        "class Point: pass\n"
+        "def last():\n"
+        "    print(type(pickle.loads(pickle.dumps(Point()))).__name__, sorted(n for n in globals() if n == 'Script'))\n"
+        "atexit.register(last)\n"
+    )
+    launch(path, [], ["cpu"] * 2)
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] Point []", "[rank 1] Point []"]
+
+
+def test_the_scripts_own_group_meets_at_the_reserved_port(script, capsys, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "1")
+    path = script(
+        "import torch, torch.distributed as dist\n"
+        "for _ in range(2):\n"
+        "    dist.init_process_group('gloo')\n"
+        "    total = torch.tensor([rank + 1])\n"
+        "    dist.all_reduce(total)\n"
+        "    dist.barrier()\n"
+        "    dist.destroy_process_group()\n"
+        "print(int(total))"
+    )
+    launch(path, [], ["cpu"] * 2, threads=1)
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] 3", "[rank 1] 3"]
+
+
+@pytest.mark.parametrize(
+    ("leave", "code", "cause"),
+    [
+        ("raise ValueError('boom')", 1, "ValueError: boom"),
+        ("sys.exit(42)", 42, "exit code 42"),
+        ("sys.exit('no data')", 1, "SystemExit: no data"),
+        ("os._exit(3)", 3, "exit code 3"),
+        ("os.kill(os.getpid(), 9)", 137, "SIGKILL"),
+        ("this is no Python", 1, "SyntaxError"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_others_and_keeps_its_code(script, leave, code, cause, tmp_path):
+    began = time.monotonic()
+    path = script(f"if rank == 1:\n    {leave}\ntime.sleep(600)")
+    with pytest.raises(RankError, match=cause) as caught:
+        launch(path, [], ["cpu"] * 2, logs=tmp_path, echo=False)
+    assert caught.value.exit_code == code
+    assert time.monotonic() - began < 10
+    if cause != "SyntaxError":
+        assert caught.value.rank == 1
+    if code == 1 and "exit" not in leave:
+        assert "script_rank.py" not in caught.value.traceback
+        assert (tmp_path / f"rank-{caught.value.rank}.log").read_text().endswith(caught.value.traceback)
+
+
+def test_the_failing_rank_may_still_tidy_up(script, capsys):
+    path = script(
+        "import atexit\natexit.register(lambda: print('tidied'))\n"
+        "if rank == 1:\n    raise ValueError('boom')\ntime.sleep(600)"
+    )
+    with pytest.raises(RankError):
+        launch(path, [], ["cpu"] * 2)
+    assert capsys.readouterr().out == "[rank 1] tidied\n"
+
+
+def test_a_rank_may_be_done_before_the_others(script, capsys):
+    launch(script("if rank == 0:\n    time.sleep(0.3)\n    print('done')"), [], ["cpu"] * 2)
+    assert capsys.readouterr().out == "[rank 0] done\n"
+
+
+def test_a_rank_that_left_early_is_the_cause_if_others_needed_it(script):
+    path = script(
+        "if rank == 1:\n    sys.exit(0)\ntime.sleep(0.3)\nraise RuntimeError('Connection closed by peer')"
+    )
+    with pytest.raises(RankError, match="ended early") as caught:
+        launch(path, [], ["cpu"] * 2, echo=False)
+    assert (caught.value.rank, caught.value.exit_code) == (1, 1)
+
+
+def test_a_failure_of_its_own_is_not_blamed_on_who_left_early(script):
+    path = script("if rank == 1:\n    sys.exit(0)\ntime.sleep(0.3)\nraise ValueError('mine')")
+    with pytest.raises(RankError, match="mine") as caught:
+        launch(path, [], ["cpu"] * 2, echo=False)
+    assert caught.value.rank == 0
+
+
+def test_one_device_is_no_rank(script, tmp_path):
+    launch(script("print(rank, os.environ.get('MASTER_PORT'))"), [], ["cpu"], logs=tmp_path, echo=False)
+    assert (tmp_path / "rank-0.log").read_text() == "-1 None\n"
+
+
+def test_standard_input_is_empty(script, capsys):
+    launch(script("print(repr(sys.stdin.read()))"), [], ["cpu"] * 2)
+    assert set(capsys.readouterr().out.splitlines()) == {"[rank 0] ''", "[rank 1] ''"}
+
+
+@pytest.mark.parametrize(
+    ("target", "module"), [("missing.py", False), ("no_such_module.part", True), (".", False)]
+)
+def test_what_is_not_there_is_refused_before_anything_starts(target, module, leftovers):
+    with pytest.raises(UsageError, match=r"no (file|module)"):
+        launch(target, [], ["cpu"] * 2, module=module)
+    assert leftovers() == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_the_launchers_end_is_the_scripts_end(script, number, leftovers):
+    path = script("print('up', flush=True)\ntime.sleep(600)")
+    code = f"from kway.launch.script import launch\nlaunch({path!r}, [], ['cpu'] * 2)"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ
+    )
+    for _ in range(2):
+        assert b"up" in parent.stdout.readline()
+    parent.send_signal(number)
+    parent.communicate(timeout=10)
+    deadline = time.monotonic() + 10
+    while leftovers() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert leftovers() == {}
