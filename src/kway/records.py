@@ -134,6 +134,7 @@ class Plan(Record):
     device_set: list[str]
     exactness: str
     reason: str
+    shards: int = 8
 
     @property
     def devices(self) -> int:
@@ -145,12 +146,12 @@ class Plan(Record):
 class Training(Record):
     """What a training run did. Times in seconds, memory in bytes, one entry a rank where said so.
 
-    ``measured_step_s`` is the median over windows of at least 10 steps after warm-up, of wall time by step,
-    synchronised at the ends of the window, input wait included, evaluation and saving excluded; ``None``
-    where the run was too short for one window. ``peak_memory_bytes`` has one entry a rank. ``epochs`` holds
-    ``epoch``, ``steps``, ``samples``, ``train_loss``, ``seconds`` (training only), ``samples_per_s``, ``lr``,
-    one entry ``train_NAME`` a metric and, where there is validation data, ``validation_loss`` and one entry a
-    metric.
+    ``holds_within`` says, at level bits, within what the bits hold. ``measured_step_s`` is the median over
+    windows of at least 10 steps after warm-up, of wall time by step, synchronised at the ends of the window,
+    input wait included, evaluation and saving excluded; ``None`` where the run was too short for one window.
+    ``peak_memory_bytes`` has one entry a rank. ``epochs`` holds ``epoch``, ``steps``, ``samples``,
+    ``train_loss``, ``seconds`` (training only), ``samples_per_s``, ``lr``, one entry ``train_NAME`` a metric
+    and, where there is validation data, ``validation_loss`` and one entry a metric.
     """
 
     kind: ClassVar[str] = "train"
@@ -161,6 +162,7 @@ class Training(Record):
     device_set: list[str]
     layout: dict[str, int]
     exactness: str
+    holds_within: dict[str, Any] | None
     step_kind: str
     precision: str
     batch_size: int

@@ -36,6 +36,14 @@ class Group:
         _gather_flat(gathered, tensor.contiguous().reshape(-1), group=self.handle)
         return gathered.reshape(self.size, *tensor.shape)
 
+    def exchange(self, sent: torch.Tensor, sent_sizes: list[int], sizes: list[int]) -> torch.Tensor:
+        """Send ``sent_sizes[r]`` entries of a flat tensor to each rank r; return what came, ``sizes[r]`` from r."""
+        if self.size == 1:
+            return sent.clone()
+        received = sent.new_empty(sum(sizes))
+        dist.all_to_all_single(received, sent, sizes, sent_sizes, group=self.handle)
+        return received
+
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Overwrite ``tensor`` with the first rank's values and return it."""
         if self.size > 1:

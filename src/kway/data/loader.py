@@ -16,18 +16,27 @@ __all__ = ["Loader", "Share", "cut"]
 class Loader:
     """Reads the share of ``rank`` among ``size`` ranks: contiguous parts of each batch, of balanced sizes.
 
-    ``micro_batch``: the most samples in one of the share's micro-batches. What a sample holds depends on
+    ``micro_batch``: the most samples in one of the share's micro-batches. ``shards``: a fixed number of
+    micro-batches of the global batch instead. What a sample holds depends on
     (seed, epoch, index) only, not on ranks or on ``parts.workers``. One epoch is read at a time. ``close``
     ends the worker processes.
     """
 
     def __init__(
-        self, parts: Parts, *, rank: int, size: int, seed: int, micro_batch: int | None = None
+        self,
+        parts: Parts,
+        *,
+        rank: int,
+        size: int,
+        seed: int,
+        micro_batch: int | None = None,
+        shards: int | None = None,
     ) -> None:
         if not 0 <= rank < size:
             raise UsageError(f"rank {rank} of {size}", f"a rank from 0 to {size - 1}")
         self.parts, self.rank, self.size, self.seed = parts, rank, size, seed
         self.micro_batch = None if micro_batch is None else check_batch_size(micro_batch)
+        self.shards = shards
         self._workers: Workers | None = None
         self._turn = 0
 
@@ -61,7 +70,7 @@ class Loader:
     def _outlines(self, epoch: int, start: int) -> Iterator[Outline]:
         for step in range(start, self.steps(epoch)):
             whole = self.parts.order.batch(epoch, step)
-            yield outline(whole, epoch, step, self.rank, self.size, self.micro_batch)
+            yield outline(whole, epoch, step, self.rank, self.size, self.micro_batch, self.shards)
 
     def _read(self, outlines: Iterator[Outline]) -> Iterator[Share]:
         read = reader(self.parts, self.seed)

@@ -48,12 +48,24 @@ class Outline:
         return Share(micro, len(self.indices), self.total, self.epoch, self.step, self.indices)
 
 
-def outline(whole: Indices, epoch: int, step: int, rank: int, size: int, micro_batch: int | None) -> Outline:
+def outline(
+    whole: Indices,
+    epoch: int,
+    step: int,
+    rank: int,
+    size: int,
+    micro_batch: int | None,
+    shards: int | None = None,
+) -> Outline:
     """Return what ``rank`` of ``size`` reads of the global batch ``whole`` (int64, shape (samples,)).
 
     Shares are contiguous and balanced. The largest share says how many micro-batches there are, on all ranks.
+    With ``shards``, the batch is cut into that many micro-batches for all ranks together, and a rank's share
+    is a run of them: their samples do not depend on the number of ranks.
     """
     total = len(whole)
+    if shards is not None:
+        return _grid(whole, epoch, step, bounds(shards, size, rank), shards)
     first, last = bounds(total, size, rank)
     local = whole[first:last]
     largest = split(total, size)[0]
@@ -67,6 +79,15 @@ def outline(whole: Indices, epoch: int, step: int, rank: int, size: int, micro_b
         request = Request(epoch, step, first + start, chosen if len(chosen) else ghost)
         requests.append((request, len(chosen)))
     return Outline(requests, total, epoch, step, local)
+
+
+def _grid(whole: Indices, epoch: int, step: int, held: tuple[int, int], shards: int) -> Outline:
+    requests = []
+    edges = [bounds(len(whole), shards, shard) for shard in range(*held)]
+    for start, stop in edges:
+        chosen = whole[start:stop]
+        requests.append((Request(epoch, step, start, chosen if len(chosen) else whole[:1]), len(chosen)))
+    return Outline(requests, len(whole), epoch, step, whole[edges[0][0] : edges[-1][1]])
 
 
 def reader(parts: Parts, seed: int) -> Callable[[Request], Any]:
@@ -87,8 +108,9 @@ def cut(
     size: int,
     seed: int,
     micro_batch: int | None = None,
+    shards: int | None = None,
 ) -> Share:
     """Read, in this process, the share of ``rank`` in the global batch of the data set ``indices``."""
-    found = outline(indices, epoch, step, rank, size, micro_batch)
+    found = outline(indices, epoch, step, rank, size, micro_batch, shards)
     read = reader(parts, seed)
     return found.filled([read(request) for request, _ in found.requests])

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.data.loader import Loader
 from kway.data.parts import Parts, take_apart
 from kway.errors import UsageError
 from kway.job import Job
@@ -100,8 +99,7 @@ def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -
 def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], use: Any) -> Any:
     trained = job.model.training
     engine = Engine(job, job.model, layout, context.world, "math", parts.order.batch_size)
-    place, shares = engine.part.place, engine.part.shares
-    loader = Loader(parts, rank=place, size=shares, seed=job.seed, micro_batch=job.micro_batch)
+    loader = engine.loader(parts)
     try:
         return use(engine, loader.epoch(0))
     finally:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.data.loader import Loader, Share
+from kway.data.loader import Share
 from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.place import Place, place
 from kway.step.build import build
+from kway.step.core import Outcome
 from kway.step.seeds import preserved
-from kway.step.share import Outcome
 from kway.strategies.engine import Engine
 from kway.training.loop import training_parts
 from kway.training.weights import save_weights
@@ -24,13 +24,13 @@ from kway.world import World
 
 @contextmanager
 def parallel(
-    job: Job, *, devices: Any = "auto", strategy: str = "auto", exactness: str = "math"
+    job: Job, *, devices: Any = "auto", strategy: str = "auto", exactness: str = "math", shards: int = 8
 ) -> Iterator["Session"]:
     """Open ``job`` on the ranks that ``kway launch`` or torchrun started, or on this process alone.
 
     Raises ``UsageError`` where ``devices`` asks for several devices outside of such ranks.
     """
-    where = place(devices, strategy, exactness)
+    where = place(devices, strategy, exactness, shards)
     if where.starts_ranks:
         raise UsageError(
             f"kway.parallel on {where.plan.devices} devices in a process that is alone",
@@ -61,14 +61,17 @@ class Session:
         self.rank, self.size, self.is_main = world.rank, world.size, world.is_main
         self.model: nn.Module = build(job)
         self.engine = Engine(
-            job, self.model, where.plan.layout, world, where.plan.exactness, train.order.batch_size
+            job,
+            self.model,
+            where.plan.layout,
+            world,
+            where.plan.exactness,
+            train.order.batch_size,
+            where.plan.shards,
         )
         self._group = self.engine.mesh.world
-        part = self.engine.part
-        options: dict[str, Any] = {"rank": part.place, "size": part.shares, "seed": job.seed}
-        options["micro_batch"] = job.micro_batch
-        self._loader = Loader(train, **options)
-        self._held: Loader | None = None if held is None else Loader(held, **options)
+        self._loader = self.engine.loader(train)
+        self._held = None if held is None else self.engine.loader(held)
         self.steps = 0
 
     def batches(self, epoch: int) -> Iterator[Share]:

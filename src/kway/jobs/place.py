@@ -19,6 +19,7 @@ from kway.launch.torchrun import from_environment, join
 from kway.records import Cluster, Plan
 from kway.step.seeds import preserved
 from kway.strategies.layout import SINGLE, check_level, fit, named_sizes, title
+from kway.strategies.levels import DEFAULT_SHARDS
 from kway.world import World
 
 Emit = Callable[[Any], None]
@@ -102,7 +103,9 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def place(devices: Any = "auto", strategy: str = "auto", exactness: str = "math") -> Place:
+def place(
+    devices: Any = "auto", strategy: str = "auto", exactness: str = "math", shards: int = DEFAULT_SHARDS
+) -> Place:
     """Resolve a device set, a strategy and a level into a place. Nothing is started.
 
     Inside ranks that are there (torchrun and its like) their number is the number of devices. Raises
@@ -122,14 +125,14 @@ def place(devices: Any = "auto", strategy: str = "auto", exactness: str = "math"
         chosen = parse("auto", cluster)[:1]
     else:
         chosen = parse(devices, cluster)
-    plan = choose(chosen, strategy, exactness)
+    plan = choose(chosen, strategy, exactness, shards)
     cpus = plan.devices if chosen[0] == "cpu" else 1
     if joined is not None:
         join(joined)
     return Place(plan, threads_for(cpus), joined, tuple(device_warnings(chosen, cluster)))
 
 
-def choose(device_set: list[str], strategy: str, exactness: str) -> Plan:
+def choose(device_set: list[str], strategy: str, exactness: str, shards: int = DEFAULT_SHARDS) -> Plan:
     """Make the plan for named devices. Raises ``UsageError`` for a strategy that does not fit them."""
     count = len(device_set)
     if strategy == "auto":
@@ -137,8 +140,8 @@ def choose(device_set: list[str], strategy: str, exactness: str) -> Plan:
         reason = "one device" if count == 1 else f"data parallelism over all {count} devices"
     else:
         layout, reason = fit(strategy, count), "named by the user"
-    check_level(layout, exactness)
-    return Plan(title(layout), layout, device_set, exactness, reason)
+    check_level(layout, exactness, shards)
+    return Plan(title(layout), layout, device_set, exactness, reason, shards)
 
 
 def _size_of(strategy: str) -> int | None:

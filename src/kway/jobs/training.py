@@ -19,6 +19,7 @@ from kway.step.build import build
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
+from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.loop import Loop, training_parts
 from kway.training.spec import TrainSpec, interval
 
@@ -46,6 +47,7 @@ def train(
     devices: Any = "auto",
     strategy: str = "auto",
     exactness: str = "math",
+    shards: int = DEFAULT_SHARDS,
     epochs: int = 10,
     steps: int | None = None,
     out: Path | str | None = None,
@@ -59,7 +61,8 @@ def train(
     """Train ``job`` and return the run.
 
     ``devices``: ``"auto"``, a number, ``"cpu:N"`` or ``"cuda:I,J"``. ``strategy``: ``"auto"``, ``"single"``,
-    ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"`` or ``"loose"``. ``steps`` stops after
+    ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"``, ``"bits"`` (equal bits on any number of
+    devices up to ``shards``) or ``"loose"``. ``steps`` stops after
     that many optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs;
     ``None`` keeps nothing on disk. ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
     validation figure (``"validation_loss"``, ``"accuracy"``) whose best weights are kept.
@@ -71,7 +74,7 @@ def train(
     Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``RankError`` where a rank
     fails; inside one device, what the user's code raises.
     """
-    where = place(devices, strategy, exactness)
+    where = place(devices, strategy, exactness, shards)
     spec = TrainSpec(
         job=job,
         plan=where.plan,
@@ -85,7 +88,7 @@ def train(
     )
     parts, _ = training_parts(job)
     model = build(job)
-    check_model(job, model, where.plan.layout, exactness, parts.order.batch_size)
+    check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
     listeners = list(callbacks)
 
     def tell(event: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.data.loader import cut
 from kway.data.order import Indices
 from kway.data.parts import Parts
 from kway.job import Job
@@ -33,6 +32,7 @@ class CandidateSpec:
     level: str
     folder: str
     batches: list[tuple[int, Indices]]
+    shards: int = 8
 
 
 def before_file(folder: str | Path, step: int) -> Path:
@@ -53,20 +53,11 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
     largest = max(len(indices) for _, indices in spec.batches)
     shares, strays = [], []
     with without_dropout(model):
-        engine = Engine(spec.job, model, spec.layout, world, spec.level, largest)
+        engine = Engine(spec.job, model, spec.layout, world, spec.level, largest, spec.shards)
         try:
             for step, (epoch, indices) in enumerate(spec.batches):
                 _load(engine, read_tensors(before_file(spec.folder, step)))
-                share = cut(
-                    spec.parts,
-                    indices,
-                    epoch=epoch,
-                    step=step,
-                    rank=engine.part.place,
-                    size=engine.part.shares,
-                    seed=spec.job.seed,
-                    micro_batch=spec.job.micro_batch,
-                )
+                share = engine.cut(spec.parts, indices, epoch, step)
                 outcome = engine.step(share, step)
                 result = _tensors(engine, outcome.loss)
                 group = engine.mesh.world

@@ -71,14 +71,15 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
             f"{statistics.count.item():.0f} (input {tuple(x.shape)} on rank {group.rank}): use a larger batch"
         )
     if module.training and module.track_running_stats:
-        _update_running(module, statistics)
+        update_running(module, statistics)
     arguments = (x, module.weight, module.bias, statistics, module.eps, group, presence.counts)
     y: torch.Tensor = Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
     return y
 
 
 @torch.no_grad()
-def _update_running(module: _BatchNorm, statistics: Statistics) -> None:
+def update_running(module: _BatchNorm, statistics: Statistics) -> None:
+    """Move the running statistics of a layer by one step, as torch does: the variance unbiased."""
     factor = module.momentum
     if module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)

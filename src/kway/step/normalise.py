@@ -45,8 +45,13 @@ def gather_statistics(x: Tensor, group: Group, counts: bool) -> Statistics:
         local[:channels].copy_(mean)
         local[channels : 2 * channels].copy_(var)
         local[-1] = values
-    every = group.stack(local)
-    means, variances, count = every[:, :channels], every[:, channels : 2 * channels], every[:, -1:]
+    return pool(group.stack(local))
+
+
+def pool(rows: Tensor) -> Statistics:
+    """Combine rows of mean (C), biased variance (C) and count, shape (rows, 2 C + 1), in their order."""
+    channels = (rows.size(1) - 1) // 2
+    means, variances, count = rows[:, :channels], rows[:, channels : 2 * channels], rows[:, -1:]
     total = count.sum()
     mean = (means * count).sum(0) / total
     var = ((variances + (means - mean).square()) * count).sum(0) / total

@@ -12,20 +12,26 @@ Tensor = torch.Tensor
 
 
 class Tally:
-    """Adds (sum, weight) pairs in float64 on ``device``, without reading anything back before ``result``."""
+    """Adds (sum, weight) pairs in float64 on ``device``, without reading anything back before ``result``.
 
-    def __init__(self, names: list[str], device: torch.device) -> None:
-        self.names = names
-        self.device = device
-        self._sums = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
+    Each of ``rows`` shares has a row of its own, so that the total does not depend on who held which share.
+    """
 
-    def add(self, name: str, total: Tensor, weight: Tensor) -> None:
-        """Add one pair of scalars."""
-        self._sums[self.names.index(name)] += torch.stack([total.detach().double(), weight.detach().double()])
+    def __init__(self, names: list[str], device: torch.device, rows: int = 1) -> None:
+        self.names, self.device = names, device
+        self._sums = torch.zeros(rows, len(names), 2, dtype=torch.float64, device=device)
+
+    def add(self, name: str, total: Tensor, weight: Tensor, row: int = 0) -> None:
+        """Add one pair of scalars to a share's row."""
+        pair = torch.stack([total.detach().double(), weight.detach().double()])
+        self._sums[row, self.names.index(name)] += pair
 
     def result(self, group: Group) -> dict[str, tuple[float, float]]:
-        """Return {name: (sum, weight)} over all ranks, added in rank order. A collective."""
-        added = group.stack(self._sums).sum(0).tolist()
+        """Return {name: (sum, weight)} over all shares, added in their order. A collective.
+
+        Every row is written by one rank and zero on the others, so that summing over ranks is exact.
+        """
+        added = group.sum_(self._sums.clone()).sum(0).tolist()
         return {name: (pair[0], pair[1]) for name, pair in zip(self.names, added, strict=True)}
 
 
@@ -36,9 +42,14 @@ def mean(pair: tuple[float, float]) -> float:
 
 @torch.no_grad()
 def measure(
-    metrics: Mapping[str, Callable[..., Any]], output: Any, target: Any, samples: int, tally: Tally
+    metrics: Mapping[str, Callable[..., Any]],
+    output: Any,
+    target: Any,
+    samples: int,
+    tally: Tally,
+    row: int = 0,
 ) -> None:
-    """Add every metric of one share of ``samples`` samples to ``tally``.
+    """Add every metric of one share of ``samples`` samples to its row of ``tally``.
 
     A metric returns per-sample values of any shape, a pair (sum, weight), or a scalar, which counts once a
     sample. Raises ``UsageError`` for anything else.
@@ -58,7 +69,7 @@ def measure(
                 "it must return per-sample values, a pair (sum, weight) or a number",
             )
         device = tally.device
-        tally.add(name, total.to(device), weight.to(device))
+        tally.add(name, total.to(device), weight.to(device), row)
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:

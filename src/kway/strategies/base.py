@@ -17,25 +17,24 @@ from kway.comm.group import Group
 from kway.job import Job
 from kway.step.batchnorm import Presence
 
-LEVELS = {
-    "math": "the mathematics of one device on the whole batch: only rounding differs",
-    "loose": "as math, but batch normalisation uses each device's own statistics",
-}
-
 
 @dataclass
 class Part:
     """One rank's part of a job while an engine opens it. Axes change it in order.
 
-    ``place`` of ``shares``: which share of the global batch this rank computes. ``reduce`` and ``divide`` act
-    on the gradients (see ``kway.step.share``). ``equalise`` holds what brings buffers to one value on all
-    ranks before they are read. ``opened`` undoes everything at close.
+    ``place`` of ``shares``: which share of the global batch this rank computes; ``shards``: the fixed
+    micro-shards of a batch, where the level has them. ``global_statistics``: whether the level wants batch
+    statistics of the global batch. ``reduce`` and ``divide`` act on the gradients (see ``kway.step.share``).
+    ``equalise`` holds what brings buffers to one value on all ranks before they are read. ``opened`` undoes
+    everything at close.
     """
 
     job: Job
     model: nn.Module
     device: torch.device
     level: str
+    global_statistics: bool
+    shards: int
     world: Group
     presence: Presence = field(default_factory=Presence)
     place: int = 0

@@ -19,7 +19,7 @@ class Data(Axis):
     aliases: ClassVar[tuple[str, ...]] = ("ddp",)
     order: ClassVar[int] = 90
     splits_batch: ClassVar[bool] = True
-    levels: ClassVar[frozenset[str]] = frozenset({"math", "loose"})
+    levels: ClassVar[frozenset[str]] = frozenset({"math", "bits", "loose"})
 
     def sizes(self, devices: int) -> list[int]:
         """Any number of devices works: shares may be uneven or empty."""
@@ -34,7 +34,7 @@ class Data(Axis):
         if group.size == 1:
             return
         synchronise(part.model, group)
-        if part.level != "loose":
+        if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
         gradients = Gradients(part.model, group, scalars=2 * part.shares)
         part.reduce, part.divide = gradients.reduce, gradients.divide_
@@ -49,19 +49,25 @@ class Gradients:
 
     def __init__(self, model: nn.Module, group: Group, scalars: int) -> None:
         self._model, self._group, self._scalars = model, group, scalars
-        self._reducer = GradientReducer(list(model.parameters()), group, scalars)
+        # Made with the first step: not every level sums gradients this way, and it holds a copy of them.
+        self._reducer: GradientReducer | None = None
 
     def reduce(self, scalars: torch.Tensor, counts: bool) -> torch.Tensor:
         """Sum gradients and scalars over the ranks: see ``GradientReducer.reduce``."""
         now = list(self._model.parameters())
-        old = self._reducer.parameters
-        if len(now) != len(old) or any(a is not b for a, b in zip(now, old, strict=True)):
+        old = [] if self._reducer is None else self._reducer.parameters
+        if (
+            self._reducer is None
+            or len(now) != len(old)
+            or any(a is not b for a, b in zip(now, old, strict=True))
+        ):
             self._reducer = GradientReducer(now, self._group, self._scalars)
         return self._reducer.reduce(scalars, counts)
 
     def divide_(self, divisor: torch.Tensor) -> None:
         """Divide all gradients by a scalar tensor."""
-        self._reducer.divide_(divisor)
+        if self._reducer is not None:
+            self._reducer.divide_(divisor)
 
 
 @torch.no_grad()

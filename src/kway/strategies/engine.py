@@ -7,14 +7,18 @@ import torch
 from torch import nn
 
 from kway.comm.mesh import Mesh
-from kway.data.loader import Share
+from kway.data.loader import Loader, Share, cut
+from kway.data.order import Indices, bounds
+from kway.data.parts import Parts
+from kway.errors import RefusedError
 from kway.job import Job
+from kway.step.core import Outcome
 from kway.step.inputs import move
 from kway.step.precision import cast, precision_of
-from kway.step.share import Outcome, ShareStep
 from kway.step.tally import Tally, mean, measure
 from kway.strategies.base import Part
 from kway.strategies.layout import axes, check_level, check_model
+from kway.strategies.levels import DEFAULT_SHARDS, level_of
 from kway.world import World
 
 
@@ -26,16 +30,26 @@ class Engine:
     """
 
     def __init__(
-        self, job: Job, model: nn.Module, layout: Mapping[str, int], world: World, level: str, batch_size: int
+        self,
+        job: Job,
+        model: nn.Module,
+        layout: Mapping[str, int],
+        world: World,
+        level: str,
+        batch_size: int,
+        shards: int = DEFAULT_SHARDS,
     ) -> None:
-        check_level(layout, level)
-        check_model(job, model, layout, level, batch_size)
+        check_level(layout, level, shards)
+        check_model(job, model, layout, level, batch_size, shards)
         self.job, self.layout, self.level = job, dict(layout), level
+        self._level = level_of(level)
         self.device = torch.device(world.device)
         self.precision = precision_of(job.precision)
         self.model = cast(model, self.precision.floating).to(self.device).train()
         self.mesh = Mesh(layout, world.rank, world.size)
-        self.part = Part(job, self.model, self.device, level, self.mesh.world)
+        self.part = Part(
+            job, self.model, self.device, level, self._level.global_statistics, shards, self.mesh.world
+        )
         self.part.opened.enter_context(self.precision.flags())
         known = axes()
         for axis in layout:
@@ -47,17 +61,7 @@ class Engine:
             for axis in sorted(layout, key=lambda name: known[name].order):
                 known[axis].apply(self.part, self.mesh.group(axis))
             self.optimizer: torch.optim.Optimizer = job.optimizer(self.model.named_parameters())
-            self._step = ShareStep(
-                job,
-                self.model,
-                self.optimizer,
-                self.device,
-                presence=self.part.presence,
-                place=self.part.place,
-                ranks=self.part.shares,
-                reduce=self.part.reduce,
-                divide=self.part.divide,
-            )
+            self._step = self._level.open(self.part, self.optimizer)
         except BaseException:
             self.close()
             raise
@@ -73,17 +77,52 @@ class Engine:
 
     def tally(self, names: list[str]) -> Tally:
         """Make an empty tally on this rank's device."""
-        return Tally(names, self.device)
+        return Tally(names, self.device, self._level.shards(self.part.shards) or self.part.shares)
+
+    def loader(self, parts: Parts) -> Loader:
+        """Make a loader of this rank's shares of ``parts``."""
+        return Loader(
+            parts,
+            rank=self.part.place,
+            size=self.part.shares,
+            seed=self.job.seed,
+            micro_batch=self.job.micro_batch,
+            shards=self._level.shards(self.part.shards),
+        )
+
+    def cut(self, parts: Parts, indices: Indices, epoch: int, step: int) -> Share:
+        """Read this rank's share of one global batch, given by its data set indices."""
+        return cut(
+            parts,
+            indices,
+            epoch=epoch,
+            step=step,
+            rank=self.part.place,
+            size=self.part.shares,
+            seed=self.job.seed,
+            micro_batch=self.job.micro_batch,
+            shards=self._level.shards(self.part.shards),
+        )
+
+    def _row(self, place: int) -> int:
+        """Return the row of a tally in which micro-batch number ``place`` of a share adds up."""
+        shards = self._level.shards(self.part.shards)
+        return (
+            self.part.place
+            if shards is None
+            else bounds(shards, self.part.shares, self.part.place)[0] + place
+        )
 
     @torch.no_grad()
     def evaluate(self, shares: Any) -> dict[str, float]:
         """Return ``loss`` (where there is one) and every metric over all samples, each counted once."""
         names = ["loss", *self.job.metrics]
         tally = self.tally(names)
-        for _, _, count, output, target, total, weight in self._forward(shares):
+        for place, _, count, output, target, total, weight in self._forward(shares):
             if count:
-                tally.add("loss", total, weight if self._step.rule.averaged else torch.ones_like(weight))
-                measure(self.job.metrics, output, target, count, tally)
+                row = self._row(place)
+                tally.add("loss", total, weight if self._step.rule.averaged else torch.ones_like(weight), row)
+                measure(self.job.metrics, output, target, count, tally, row)
         sums = tally.result(self.part.batch_group)
         values = {name: mean(pair) for name, pair in sums.items()}
         if not self._step.rule.averaged:
@@ -108,20 +147,30 @@ class Engine:
             for share in shares:
                 self.part.presence.counts = share.count > 0
                 start = 0
-                for batch, count in share.micro:
+                for place, (batch, count) in enumerate(share.micro):
                     indices = share.indices[start : start + count]
                     start += count
                     if with_loss:
-                        yield share, indices, count, *self._step.forward(batch, count)
+                        yield place, indices, count, *self._step.forward(batch, count)
                     else:
-                        yield share, indices, count, self._step.output(batch)
+                        yield place, indices, count, self._step.output(batch)
         finally:
             for module, mode in modes.items():
                 module.training = mode
 
     def equalise(self) -> list[str]:
-        """Bring buffers that differ between ranks to one value; return the names of those that did."""
-        return [name for equalise in self.part.equalise for name in equalise()]
+        """Bring buffers that differ between ranks to one value; return the names of those that did.
+
+        Raises ``RefusedError`` at level bits, which such a buffer breaks.
+        """
+        names = [name for equalise in self.part.equalise for name in equalise()]
+        if names and self.level == "bits":
+            raise RefusedError(
+                f"buffer {names[0]!r} differs between devices",
+                "exactness bits needs buffers that do not depend on the share a device holds",
+                "use exactness math",
+            )
+        return names
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return copies of parameters and buffers by name, in one-device shapes, on the CPU. A collective."""

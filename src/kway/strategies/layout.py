@@ -9,8 +9,8 @@ from torch import nn
 from kway.errors import RefusedError, UsageError
 from kway.job import Job
 from kway.registry import modules_of, unknown
-from kway.step.batchnorm import layers
-from kway.strategies.base import LEVELS, Axis
+from kway.strategies.base import Axis
+from kway.strategies.levels import DEFAULT_SHARDS, level_of
 
 SINGLE = "single"
 
@@ -73,10 +73,11 @@ def title(layout: Mapping[str, int]) -> str:
     return ":".join(f"{axis}={size}" for axis, size in layout.items()) or SINGLE
 
 
-def check_level(layout: Mapping[str, int], level: str) -> None:
+def check_level(layout: Mapping[str, int], level: str, shards: int = DEFAULT_SHARDS) -> None:
     """Raise ``UsageError`` for an unknown level, ``RefusedError`` for one that an axis cannot keep."""
-    if level not in LEVELS:
-        raise unknown("exactness level", level, LEVELS)
+    level_of(level)
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise UsageError(f"shards={shards!r}", "it must be a whole number of at least 1")
     known = axes()
     for axis in layout:
         if level not in known[axis].levels:
@@ -84,7 +85,14 @@ def check_level(layout: Mapping[str, int], level: str) -> None:
             raise RefusedError(f"{title(layout)} cannot keep exactness {level!r}", f"it keeps {keeps}")
 
 
-def check_model(job: Job, model: nn.Module, layout: Mapping[str, int], level: str, batch_size: int) -> None:
+def check_model(
+    job: Job,
+    model: nn.Module,
+    layout: Mapping[str, int],
+    level: str,
+    batch_size: int,
+    shards: int = DEFAULT_SHARDS,
+) -> None:
     """Raise ``RefusedError`` for a model that this layout cannot train at this level."""
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -96,15 +104,7 @@ def check_model(job: Job, model: nn.Module, layout: Mapping[str, int], level: st
             )
     known = axes()
     shares = prod(size for axis, size in layout.items() if known[axis].splits_batch)
-    share = -(-batch_size // shares)
-    normalised = layers(model)
-    if level != "loose" and job.micro_batch is not None and job.micro_batch < share and normalised:
-        raise RefusedError(
-            f"micro_batch={job.micro_batch} with batch normalisation (layer {normalised[0][0]!r}) and shares of "
-            f"up to {share} samples",
-            f"the statistics of the global batch cannot be had from a batch that is cut in time (level {level})",
-            f"use micro_batch={share} or more, more devices, or exactness loose",
-        )
+    level_of(level).check(job, model, shares, -(-batch_size // shares), shards)
     for axis, size in layout.items():
         reason = known[axis].refuses(job, model, size, level)
         if reason:

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import kway
-from kway.data.loader import Loader
 from kway.data.parts import Parts, take_apart
 from kway.job import Job
 from kway.records import Training
+from kway.step.deterministic import bits_hold_within
 from kway.step.tally import Tally, mean
 from kway.strategies.engine import Engine
 from kway.training.clock import StepClock
@@ -68,13 +68,11 @@ class Loop:
         begun = time.perf_counter()
         spec, job, plan = self.spec, self.spec.job, self.spec.plan
         train, held = training_parts(job)
-        self.engine = Engine(job, self.model, plan.layout, self.world, plan.exactness, train.order.batch_size)
-        place = self.engine.part.place, self.engine.part.shares
-        micro = job.micro_batch
-        self.loader = Loader(train, rank=place[0], size=place[1], seed=job.seed, micro_batch=micro)
-        self.held: Loader | None = None
-        if held is not None:
-            self.held = Loader(held, rank=place[0], size=place[1], seed=job.seed, micro_batch=micro)
+        self.engine = Engine(
+            job, self.model, plan.layout, self.world, plan.exactness, train.order.batch_size, plan.shards
+        )
+        self.loader = self.engine.loader(train)
+        self.held = None if held is None else self.engine.loader(held)
         self.clock, self.watch = StepClock(self.engine.device), LossWatch(self.engine.device)
         self.steps, self.validated_at, self.validation = 0, -1, dict[str, float]()
         try:
@@ -210,6 +208,12 @@ class Loop:
             if text not in self.notices:
                 self.notices.append(text)
 
+    def _holds_within(self) -> dict[str, Any] | None:
+        """Say within what the bits of this run hold; nothing at other levels."""
+        if self.spec.plan.exactness != "bits":
+            return None
+        return bits_hold_within(self.engine.device, self.spec.plan.shards)
+
     def _record(self, begun: float) -> Training:
         job, plan = self.spec.job, self.spec.plan
         notices = [*self.loader.parts.notices, *(self.held.parts.notices if self.held else []), *self.notices]
@@ -220,6 +224,7 @@ class Loop:
             device_set=plan.device_set,
             layout=plan.layout,
             exactness=plan.exactness,
+            holds_within=self._holds_within(),
             step_kind="eager",
             precision=job.precision,
             batch_size=self.loader.parts.order.batch_size,

@@ -5,7 +5,7 @@ import math
 import torch
 
 from kway.errors import NonFiniteError
-from kway.step.share import Outcome
+from kway.step.core import Outcome
 
 
 class LossWatch:

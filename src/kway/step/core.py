@@ -1,0 +1,125 @@
+"""What every kind of step shares: model, loss, precision, optimizer, schedule."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.data.loader import Share
+from kway.errors import UsageError
+from kway.job import Job, clip_rule
+from kway.step.batchnorm import Presence
+from kway.step.inputs import move, splitter
+from kway.step.losses import rule_for
+from kway.step.precision import precision_of
+from kway.step.tally import Tally
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step gave. ``loss``: the loss of the global batch (scalar tensor on the device); ``weight``: the
+    sum of its weights; ``losses``: the sum of each share by itself, to say where a loss broke.
+    """
+
+    loss: Tensor
+    weight: Tensor
+    losses: Tensor
+
+
+class StepCore(ABC):
+    """Forward passes and the update; a subclass says how a batch becomes gradients."""
+
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        presence: Presence,
+    ) -> None:
+        self.job, self.model, self.optimizer, self.device = job, model, optimizer, device
+        self.presence = presence
+        self.precision = precision_of(job.precision)
+        self.rule = rule_for(job.loss, device, self.precision.floating)
+        self.split = splitter(job.inputs, job.target, job.loss is not None)
+        self.scaler = self.precision.scaler(device)
+        self.schedule = job.schedule(optimizer) if job.schedule is not None else None
+        self.clip = clip_rule(job.clip)
+        self._known: list[nn.Parameter] = list(model.parameters())
+
+    @abstractmethod
+    def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
+        """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
+
+    def output(self, batch: Any) -> Any:
+        """Run the model alone on one collated batch."""
+        with self.precision.compute(self.device):
+            args, kwargs, _ = self.split(move(batch, self.device, self.precision.floating))
+            return self.model(*args, **kwargs)
+
+    def forward(self, batch: Any, samples: int) -> tuple[Any, Any, Tensor, Tensor]:
+        """Run model and loss on one collated batch: (output, target, total, weight)."""
+        with self.precision.compute(self.device):
+            args, kwargs, target = self.split(move(batch, self.device, self.precision.floating))
+            output = self.model(*args, **kwargs)
+            total, weight = self.rule(output, target, samples)
+        return output, target, total, weight
+
+    def check_parameters(self) -> None:
+        """Refuse a parameter that came after the optimizer was made and that the optimizer does not know.
+
+        It would get a gradient and stay as it is: easy to overlook. Raises ``UsageError``.
+        """
+        now = list(self.model.parameters())
+        if len(now) == len(self._known) and all(a is b for a, b in zip(now, self._known, strict=True)):
+            return
+        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in held:
+                raise UsageError(
+                    f"parameter {name!r} was replaced or added after the optimizer was made",
+                    "every trained parameter must be in the optimizer",
+                    "change the values in place (no_grad, copy_), or hand it over with add_param_group",
+                )
+        self._known = now
+
+    def update(self) -> Tensor | None:
+        """Add the penalty once, clip what was reduced, step optimizer and schedule. Return the penalty."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        penalty = None
+        if self.job.penalty is not None:
+            value = self.job.penalty(self.model)
+            value.backward()
+            penalty = value.detach()
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        if self.clip is not None and parameters:
+            kind, limit = self.clip
+            if kind == "norm":
+                nn.utils.clip_grad_norm_(parameters, limit)
+            else:
+                nn.utils.clip_grad_value_(parameters, limit)
+        stepped = True
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            before = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            stepped = self.scaler.get_scale() >= before
+        if self.schedule is not None and stepped and not _waits_for_metric(self.schedule):
+            self.schedule.step()
+        return penalty
+
+
+def _waits_for_metric(schedule: Any) -> bool:
+    return isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def wide(total: Tensor) -> torch.dtype:
+    """Return the dtype in which the losses and weights of a step travel."""
+    return torch.promote_types(total.dtype, torch.float32)
