@@ -1,0 +1,105 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kway.devices.cuda import read
+from kway.devices.topology import discover
+
+pytestmark = pytest.mark.gpu
+
+# What CUDA itself shows under the environment of this process, and what kway says it would.
+BOTH = """
+import json
+from kway.devices.topology import discover
+ours = [gpu["uuid"] for gpu in discover().gpus]
+import torch
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+theirs = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(count)]
+print(json.dumps([ours, theirs]))
+"""
+
+
+def both(visible):
+    """Start the comparison under a value of CUDA_VISIBLE_DEVICES."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", BOTH]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_each_gpu_is_what_torch_says_it_is():
+    found = discover().gpus
+    assert len(found) == torch.cuda.device_count()
+    for gpu in found:
+        card = torch.cuda.get_device_properties(gpu["index"])
+        assert gpu["name"] == card.name
+        assert gpu["uuid"] == f"GPU-{card.uuid}"
+        assert gpu["compute_capability"] == f"{card.major}.{card.minor}"
+        # The driver counts what it keeps for itself, CUDA does not.
+        assert card.total_memory <= gpu["memory_total"] <= card.total_memory * 1.06
+        assert 0 < gpu["memory_free"] <= gpu["memory_total"]
+
+
+def test_memory_that_is_taken_is_not_free():
+    before = discover().gpus[0]["memory_free"]
+    held = torch.ones(2 << 30, dtype=torch.uint8, device="cuda:0")
+    after = discover().gpus[0]["memory_free"]
+    del held
+    torch.cuda.empty_cache()
+    assert before - after >= 1.5 * (1 << 30)
+
+
+def test_links_agree_with_torch_about_direct_access():
+    links = discover().links
+    count = torch.cuda.device_count()
+    assert len(links) == count * (count - 1) // 2
+    for link in links:
+        if link["peer"] is not None:
+            assert link["peer"] == torch.cuda.can_device_access_peer(link["a"], link["b"]), link
+
+
+def test_order_and_number_under_cuda_visible_devices_are_those_of_cuda():
+    cards = [gpu for gpu in read().gpus if not gpu["mig"]]
+    last = len(cards) - 1
+    backwards = ",".join(str(card["physical"]) for card in reversed(cards))
+    values = [
+        "0",
+        str(last),
+        backwards,
+        cards[last]["uuid"],
+        f"{cards[0]['uuid'][:12]}",
+        f"0,{last + 9}",
+        "0,0",
+        "",
+    ]
+    started = {value: both(value) for value in values}
+    seen = {value: json.loads(process.communicate(timeout=100)[0]) for value, process in started.items()}
+    wrong = {value: pair for value, pair in seen.items() if pair[0] != pair[1]}
+    assert not wrong, "kway's and CUDA's GPUs under each CUDA_VISIBLE_DEVICES"
+    assert len(seen["0"][0]) == 1
+    assert len(seen[backwards][0]) == len(cards)
+
+
+def test_back_end_is_nccl_where_this_torch_has_it():
+    from kway.devices import torch_facts
+
+    facts = torch_facts.remember()
+    assert facts["nccl"] == ".".join(map(str, torch.cuda.nccl.version()))
+    assert discover().backends["cuda"]["name"] == "nccl"
+
+
+def test_looking_takes_no_gpu_memory_and_no_torch():
+    code = (
+        "import sys, kway.cli.main as m; m.main(['devices', '--json'])\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "print('torch' in sys.modules, 'libcuda.so' in maps, file=sys.stderr)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert len(json.loads(done.stdout)["gpus"]) == torch.cuda.device_count()
+    assert done.stderr.splitlines()[-1] == "False False"
