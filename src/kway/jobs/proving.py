@@ -1,5 +1,6 @@
 """``kway.prove``: compares k devices with one, tensor by tensor."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -70,7 +71,8 @@ def prove(
         check_level({}, exactness)
     sets = parse_list(devices, cluster)
     parts, _ = training_parts(job)
-    model = build(job)
+    # The reference trains and casts it: an instance stays as the user has it.
+    model = copy.deepcopy(build(job))
     batches = draw(parts, steps, max(len(chosen) for chosen in sets))
     home = torch.device("cuda", 0) if sets[0][0].startswith("cuda") else torch.device("cpu")
     notices = list(parts.notices)

@@ -1,6 +1,7 @@
 """One rank of a candidate: the real step of kway, started at every compared step from the reference's state."""
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ State = dict[str, torch.Tensor]
 @dataclass(frozen=True)
 class CandidateSpec:
     """What every rank of a candidate needs. ``folder`` holds ``before-S.safetensors`` for each step S and gets
-    ``after-S.safetensors``. ``batches``: (epoch, global data set indices) of each step.
+    ``after-S.safetensors``. ``batches``: (epoch, global data set indices) of each step. ``free``:
+    run on from the first state, dropout on, and leave no files.
     """
 
     job: Job
@@ -33,6 +35,7 @@ class CandidateSpec:
     folder: str
     batches: list[tuple[int, Indices]]
     shards: int = 8
+    free: bool = False
 
 
 def before_file(folder: str | Path, step: int) -> Path:
@@ -46,28 +49,32 @@ def after_file(folder: str | Path, step: int) -> Path:
 
 
 def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> dict[str, Any]:
-    """Take all steps. Returns ``shares`` (samples by step and rank) and ``strays``: for each step, the first
-    tensor in which a rank differs from rank 0, as (rank, tensor), or ``None``.
+    """Take all steps. Returns ``shares`` (samples by step and rank); ``strays``: for each step, the first tensor
+    in which a rank differs from rank 0, as (rank, tensor), or ``None``; ``digests``: for each step, the SHA-256
+    of every tensor of rank 0 by name.
     """
     model = build(spec.job) if model is None else model
     largest = max(len(indices) for _, indices in spec.batches)
-    shares, strays = [], []
-    with without_dropout(model):
+    shares, strays, digests = [], [], []
+    with nullcontext() if spec.free else without_dropout(model):
         engine = Engine(spec.job, model, spec.layout, world, spec.level, largest, spec.shards)
         try:
             for step, (epoch, indices) in enumerate(spec.batches):
-                _load(engine, read_tensors(before_file(spec.folder, step)))
+                if not (spec.free and step):
+                    _load(engine, read_tensors(before_file(spec.folder, step)))
                 share = engine.cut(spec.parts, indices, epoch, step)
                 outcome = engine.step(share, step)
                 result = _tensors(engine, outcome.loss)
                 group = engine.mesh.world
                 shares.append(group.objects(share.count))
-                strays.append(_stray(group.objects({n: _digest(v) for n, v in result.items()})))
-                if world.is_main:
+                every = group.objects({name: _digest(value) for name, value in result.items()})
+                strays.append(_stray(every))
+                digests.append(every[0])
+                if world.is_main and not spec.free:
                     after_file(spec.folder, step).write_bytes(to_bytes(result))
         finally:
             engine.close()
-    return {"shares": shares, "strays": strays}
+    return {"shares": shares, "strays": strays, "digests": digests}
 
 
 def _load(engine: Engine, state: State) -> None:

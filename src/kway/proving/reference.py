@@ -19,6 +19,8 @@ from kway.step.inputs import move, splitter
 from kway.step.precision import cast
 
 State = dict[str, torch.Tensor]
+# Advances at an evaluation, of which a proof has none.
+_BY_METRIC = torch.optim.lr_scheduler.ReduceLROnPlateau
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -63,18 +65,17 @@ class Reference:
                 if not saved[1]["state"]:
                     self.optimizer.state.clear()
             self._step(own)
-            if self.schedule is not None:
+            if self.schedule is not None and not isinstance(self.schedule, _BY_METRIC):
                 self.schedule.step()
             noise = {name: max((largest(value, o[name]) for o in other_results), default=0.0)
                      for name, value in self._last.items()}  # fmt: skip
             yield Snapshot(before, self._last, noise)
 
     def _step(self, batch: Any) -> None:
-        args, kwargs, target = self.split(move(batch, self.device, self.floating))
         lower = _AUTOCAST.get(self.job.precision)
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, lower) if lower else nullcontext():
-            output = self.model(*args, **kwargs)
+            output, target = self.forward(batch)
             loss = _scalar(output if self.loss is None else self.loss(output, target))
         if self.job.penalty is not None:
             loss = loss + self.job.penalty(self.model)
@@ -85,6 +86,11 @@ class Reference:
         self._last |= {f"gradient/{name}": grad.detach().cpu().clone() for name, grad in gradients.items()}
         self.optimizer.step()
         self._last |= self._tensors()
+
+    def forward(self, batch: Any) -> tuple[Any, Any]:
+        """Return output and target of one whole batch."""
+        args, kwargs, target = self.split(move(batch, self.device, self.floating))
+        return self.model(*args, **kwargs), target
 
     def _clip(self) -> None:
         clip = self.job.clip

@@ -1,0 +1,221 @@
+"""A proof is worth something only where it can fail: every usual mistake, made on purpose."""
+
+import json
+import os
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import kway
+
+X = torch.randn(13, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(13) % 4
+
+
+def rank():
+    return int(os.environ.get("RANK", "0"))
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+
+
+class Biased(nn.Module):
+    """Multiplies its output by 1 + factor * rank."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.net, self.factor = net(), factor
+
+    def forward(self, x):
+        return self.net(x) * (1 + self.factor * rank())
+
+
+def biased_loss(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none") * (1 + 1e-6 * rank())
+
+
+class Shifted(Dataset):
+    """Gives other values on another rank."""
+
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, index):
+        return X[index] + 1e-6 * rank(), Y[index]
+
+
+class Counting(nn.Module):
+    """Has a buffer that another rank changes in another way."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x):
+        self.seen += 1 + rank()
+        return self.net(x)
+
+
+class Jumping(Counting):
+    """Every gradient is right, but one weight is moved on one rank in the second forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        if rank() == 1 and self.passes == 2:
+            with torch.no_grad():
+                self.seen[1] += 1e-3
+        return self.net(x)
+
+
+def job_of(model=net, loss=None, data=(X, Y), **more):
+    more = {"batch_size": 13, **more}
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    return kway.Job(model=model, loss=loss or nn.CrossEntropyLoss(), optimizer=optimizer, data=data, **more)
+
+
+def proved(ranks, job, **more):
+    more = {"devices": "1,2", **more}
+    return kway.prove(job, ranks=ranks, echo=False, **more)
+
+
+def failing_row(proof):
+    assert proof.verdict == "fail"
+    alone, two = proof.candidates
+    assert alone["equal"] in ("bits", "ulps")
+    assert two["equal"] == "no"
+    return two
+
+
+@pytest.mark.parametrize(("precision", "factor"), [("fp64", 1e-6), ("fp32", 1e-3), ("fp64", 1e-10)])
+def test_an_output_that_depends_on_the_rank(ranks, precision, factor):
+    row = failing_row(proved(ranks, job_of(partial(Biased, factor)), precision=precision))
+    assert row["first_difference"] == {"step": 1, "tensor": "loss"}
+    assert "loss" in row["reason"]
+    assert row["max_abs_diff"] > factor / 100
+
+
+def test_a_loss_that_depends_on_the_rank(ranks):
+    row = failing_row(proved(ranks, job_of(loss=biased_loss)))
+    assert row["first_difference"] == {"step": 1, "tensor": "loss"}
+
+
+def test_data_that_depend_on_the_rank(ranks):
+    row = failing_row(proved(ranks, job_of(data=Shifted())))
+    assert row["first_difference"]["step"] == 1
+    assert row["first_difference"]["tensor"] in ("loss", "gradient/0.weight")
+
+
+def test_a_buffer_that_depends_on_the_rank(ranks):
+    row = failing_row(proved(ranks, job_of(Counting)))
+    assert row["first_difference"] == {"step": 1, "tensor": "model/seen"}
+    assert "rank 1" in row["reason"]
+
+
+def test_a_buffer_changed_on_one_rank_at_the_second_step(ranks):
+    row = failing_row(proved(ranks, job_of(Jumping)))
+    assert row["first_difference"] == {"step": 2, "tensor": "model/seen"}
+    assert "model/seen of rank 1 is not that of rank 0" in row["reason"]
+
+
+def test_means_of_means_are_found(ranks):
+    """A loss that weighs each share by itself: what averaging over ranks would give."""
+    row = failing_row(proved(ranks, job_of(loss=share_mean), devices="1,2"))
+    assert row["shares"][0] == [7, 6]
+    assert row["first_difference"] == {"step": 1, "tensor": "loss"}
+
+
+def share_mean(output, target):
+    losses = nn.functional.cross_entropy(output, target, reduction="none")
+    return losses.mean(), 1.0
+
+
+def test_statistics_of_each_rank_are_not_those_of_the_batch(ranks):
+    model = partial(nn.Sequential, nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 4))
+    assert proved(ranks, job_of(model)).verdict == "pass"
+    row = failing_row(proved(ranks, job_of(model), exactness="loose"))
+    assert row["first_difference"] == {"step": 1, "tensor": "loss"}
+
+
+def test_the_record_says_what_was_found(ranks, tmp_path):
+    proof = proved(ranks, job_of(partial(Biased, 1e-6)), out=tmp_path / "proof")
+    saved = json.loads((tmp_path / "proof" / "proof.json").read_text())
+    assert saved["verdict"] == "fail"
+    assert saved["candidates"][1]["first_difference"] == {"step": 1, "tensor": "loss"}
+    assert saved["candidates"] == proof.candidates
+    with pytest.raises(kway.UsageError, match=r"already holds proof\.json"):
+        proved(ranks, job_of(), out=tmp_path / "proof")
+
+
+def test_a_batch_that_every_count_divides_is_made_uneven(ranks):
+    proof = proved(ranks, job_of(batch_size=4), devices="2,4", steps=3)
+    shares = [row["shares"] for row in proof.candidates]
+    assert [sum(step) for step in shares[0]] == [4, 4, 3]
+    assert shares[1][-1] == [1, 1, 1, 0]
+    assert proof.verdict == "pass"
+
+
+def test_sizes_that_do_not_fit_are_skipped_with_the_reason(ranks):
+    proof = proved(ranks, job_of(), devices="1,2,3", strategy="data=2")
+    assert [row["equal"] == "skipped" for row in proof.candidates] == [True, False, True]
+    assert "needs 2" in proof.candidates[2]["reason"]
+    assert proof.verdict == "pass"
+    proof = proved(ranks, job_of(), devices="3", strategy="data=2")
+    assert (proof.candidates[0]["equal"], proof.verdict) == ("skipped", "fail")
+
+
+def test_each_strategy_needs_a_proved_row_on_several_devices(ranks):
+    proof = proved(ranks, job_of(), devices="1,2", strategy="single,data")
+    assert [row["equal"] for row in proof.candidates].count("skipped") == 1
+    assert proof.verdict == "fail"
+    assert proved(ranks, job_of(), devices="1", strategy="single").verdict == "pass"
+
+
+def test_what_is_refused_is_a_row_and_no_proof(ranks):
+    model = partial(nn.Sequential, nn.Linear(3, 4), nn.BatchNorm1d(4))
+    proof = proved(ranks, job_of(model, micro_batch=2))
+    assert [row["equal"] for row in proof.candidates] == ["refused", "refused"]
+    assert "micro_batch=2" in proof.candidates[0]["reason"]
+    assert proof.verdict == "fail"
+
+
+def test_dropout_is_off_and_it_is_said(ranks):
+    model = partial(nn.Sequential, nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 4))
+    proof = proved(ranks, job_of(model))
+    assert proof.verdict == "pass"
+    assert any("dropout is off" in notice for notice in proof.notices)
+
+
+def test_the_proof_leaves_the_caller_s_model_and_random_state_alone(ranks):
+    model = net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    proved(ranks, job_of(model))
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in model.state_dict().items():
+        assert value.dtype == before[name].dtype
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"strategy": "dat"}, "data"),
+        ({"exactness": "close"}, "math"),
+        ({"devices": "cpu:0"}, "cpu:0"),
+    ],
+)
+def test_bad_input_is_one_error(ranks, more, named, tmp_path):
+    with pytest.raises(kway.UsageError, match=named):
+        proved(ranks, job_of(), out=tmp_path / "proof", **more)
+    assert not (tmp_path / "proof").exists()
