@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from importlib import import_module
@@ -13,6 +14,7 @@ from kway.launch.address import loopback_interface
 from kway.world import World
 
 _ADVICE = "start the ranks with torchrun or kway launch, or unset RANK and WORLD_SIZE"
+_LET_GO_S = 0.05
 _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
@@ -174,3 +176,6 @@ def _leave() -> None:
     # After an error, peers may be inside a collective that never ends: do not wait for them.
     if dist.is_initialized() and not hasattr(sys, "last_value"):
         dist.destroy_process_group()
+        # Gloo's threads outlive the group. One that still has to drop a tensor of the last collective needs the
+        # interpreter for it, and aborts the process where it is being taken down: let them have it first.
+        time.sleep(_LET_GO_S)
