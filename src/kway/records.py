@@ -189,7 +189,9 @@ class Proof(Record):
     ``candidates`` has a row for each pair of strategy and number of devices: ``strategy``, ``devices``,
     ``device_set``, ``level``, ``equal`` (``bits``, ``ulps``, ``no``, ``refused``, ``skipped``), ``reason``,
     ``max_ulps`` (ulps of the tensor's largest magnitude), ``max_abs_diff``, ``first_difference`` (``step``,
-    ``tensor``) and ``tensors`` (how many were compared).
+    ``tensor``) and ``tensors`` (how many were compared). ``certificate``, at level bits: ``holds_within`` and,
+    for each of ``steps``, the SHA-256 of loss, gradient, parameters, buffers and optimizer state. ``against``:
+    the ``file`` whose certificate was checked and the first ``disagreement``, or ``None``.
     """
 
     kind: ClassVar[str] = "proof"
@@ -202,3 +204,5 @@ class Proof(Record):
     steps: int
     candidates: list[dict[str, Any]]
     notices: list[str]
+    certificate: dict[str, Any] | None = None
+    against: dict[str, Any] | None = None

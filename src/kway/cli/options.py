@@ -44,6 +44,16 @@ def placing(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument("--strategy", default=default, metavar="NAME", help=f"{named} (default {default})")
 
 
+def exactness(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what the same result means."""
+    parser.add_argument(
+        "--exactness", default="math", metavar="LEVEL", help="math, bits or loose (default math)"
+    )
+    parser.add_argument(
+        "--shards", type=int, default=8, metavar="N", help="micro-shards of a batch at level bits (default 8)"
+    )
+
+
 def output(parser: argparse.ArgumentParser, record: str) -> None:
     """Add the flags that say where results go."""
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from kway.cli import options
 
@@ -12,8 +13,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     options.model(parser)
     options.placing(parser, several=True)
+    options.exactness(parser)
     parser.add_argument(
-        "--exactness", default="math", metavar="LEVEL", help="the level to prove (default math)"
+        "--against", type=Path, metavar="FILE", help="proof.json whose bits this machine must reproduce"
     )
     parser.add_argument(
         "--steps", type=int, default=3, metavar="N", help="optimizer steps to compare (default 3)"
@@ -31,7 +33,6 @@ def run(args: argparse.Namespace) -> int:
     own_optimizer = args.optimizer is not None
     if not own_optimizer:
         args.optimizer, args.lr = "momentum", 0.1 if args.lr is None else args.lr
-    args.precision = args.precision or "fp64"
     fixed = {} if args.micro_batch is None else {"micro_batch": args.micro_batch}
     job, lines = job_of(args, **fixed)
     folder = args.out or default_folder(f"{job.title}-proof")
@@ -44,8 +45,10 @@ def run(args: argparse.Namespace) -> int:
         exactness=args.exactness,
         steps=args.steps,
         out=folder,
-        precision=None,
+        precision=args.precision or "auto",
         own_optimizer=True,
+        shards=args.shards,
+        against=args.against,
     )
     if args.json:
         print(proof.to_json())
@@ -70,6 +73,10 @@ def run(args: argparse.Namespace) -> int:
             print(f"{row['strategy']} on {row['devices']}: {row['reason']}{at}", file=screen)
     for text in proof.notices:
         print(f"note: {text}", file=screen)
+    if proof.against is not None:
+        print(
+            f"against {proof.against['file']}: {proof.against['disagreement'] or 'equal bits'}", file=screen
+        )
     print(f"verdict: {proof.verdict}; wrote {folder}/proof.json", file=screen)
     return 0 if proof.verdict == "pass" else 1
 

@@ -12,7 +12,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     options.model(parser)
     options.placing(parser)
-    parser.add_argument("--exactness", default="math", metavar="LEVEL", help="math or loose (default math)")
+    options.exactness(parser)
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="(default 10)")
     parser.add_argument("--steps", type=int, metavar="N", help="stop after N optimizer steps")
     parser.add_argument(
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         if args.batch_size is not None:
             raise UsageError("--batch-size and --batch-size-per-device", "only one of them")
         positive("--batch-size-per-device", args.batch_size_per_device)
-        where = place(args.devices, args.strategy, args.exactness)
+        where = place(args.devices, args.strategy, args.exactness, args.shards)
         fixed["batch_size"] = args.batch_size_per_device * where.plan.devices
     if args.micro_batch is not None:
         fixed["micro_batch"] = args.micro_batch
@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
             devices=args.devices,
             strategy=args.strategy,
             exactness=args.exactness,
+            shards=args.shards,
             epochs=args.epochs,
             steps=args.steps,
             out=folder,

@@ -48,6 +48,11 @@ def after_file(folder: str | Path, step: int) -> Path:
     return Path(folder) / f"after-{step}.safetensors"
 
 
+def after(folder: str | Path, step: int) -> State:
+    """Read the candidate's tensors after a step."""
+    return read_tensors(after_file(folder, step))
+
+
 def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> dict[str, Any]:
     """Take all steps. Returns ``shares`` (samples by step and rank); ``strays``: for each step, the first tensor
     in which a rank differs from rank 0, as (rank, tensor), or ``None``; ``digests``: for each step, the SHA-256

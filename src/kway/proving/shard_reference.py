@@ -1,0 +1,83 @@
+"""The reference for level bits: a plain torch loop over the micro-shards of a batch on one device.
+
+Batch normalisation sees a shard at a time; its running statistics move once a step, by the mean and the
+unbiased variance of all values that the layer saw in the step.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from kway.job import Job
+from kway.proving.reference import Reference
+from kway.step.inputs import move
+
+Tensor = torch.Tensor
+
+
+class ShardReference(Reference):
+    """A plain loop whose batches are lists of shards (without empty ones)."""
+
+    def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
+        super().__init__(job, model, device)
+        self._norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+
+    def forward(self, batch: Sequence[Any]) -> tuple[Any, Any]:
+        """Return outputs and targets of all shards, joined along the samples (or the sums of both parts of a
+        pair that the model itself returns).
+        """
+        outputs, targets = [], []
+        seen: dict[_BatchNorm, list[Tensor]] = {norm: [] for norm in self._norms}
+        before = {norm: _running(norm) for norm in self._norms}
+        hooks = [norm.register_forward_pre_hook(_note(seen[norm])) for norm in self._norms]
+        for shard in batch:
+            args, kwargs, target = self.split(move(shard, self.device, self.floating))
+            outputs.append(self.model(*args, **kwargs))
+            targets.append(target)
+        for hook in hooks:
+            hook.remove()
+        for norm, values in seen.items():
+            _update(norm, before[norm], values)
+        if self.loss is None:
+            return (sum(output[0] for output in outputs), sum(output[1] for output in outputs)), None
+        return _joined(outputs), _joined(targets)
+
+
+def _note(values: list[Tensor]) -> Callable[[nn.Module, Any], None]:
+    def hook(module: nn.Module, args: Any) -> None:
+        values.append(args[0].detach().transpose(0, 1).flatten(1))
+
+    return hook
+
+
+def _running(norm: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    return norm.running_mean.clone(), norm.running_var.clone(), norm.num_batches_tracked.clone()
+
+
+@torch.no_grad()
+def _update(norm: _BatchNorm, before: tuple[Tensor, Tensor, Tensor], values: list[Tensor]) -> None:
+    mean, var, tracked = before
+    if not values:
+        return
+    every = torch.cat(values, dim=1)
+    norm.num_batches_tracked = tracked + 1
+    factor = 1.0 / float(tracked + 1) if norm.momentum is None else norm.momentum
+    norm.running_mean = (1 - factor) * mean + factor * every.mean(1)
+    norm.running_var = (1 - factor) * var + factor * every.var(1, unbiased=True)
+
+
+def _joined(pieces: list[Any]) -> Any:
+    first = pieces[0]
+    if isinstance(first, Tensor):
+        return torch.cat(pieces)
+    if isinstance(first, Mapping):
+        return {key: _joined([piece[key] for piece in pieces]) for key in first}
+    if isinstance(first, tuple | list):
+        return type(first)(_joined([piece[at] for piece in pieces]) for at in range(len(first)))
+    return first
