@@ -1,0 +1,96 @@
+"""From a job to an initialised module: seeds, weights to start from, and what goes wrong."""
+
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import kway
+from kway.step.build import build
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def job_of(model, **more):
+    return kway.Job(
+        model=model, loss=nn.MSELoss(), optimizer=SGD, data=(torch.ones(2, 2), torch.ones(2)), **more
+    )
+
+
+def net():
+    return nn.Linear(2, 2)
+
+
+def test_a_function_is_called_with_the_seed_of_the_job():
+    torch.manual_seed(11)
+    expected = net()
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    built = build(job_of(net, seed=11))
+    assert torch.equal(built.weight, expected.weight)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(build(job_of(net, seed=12)).weight, expected.weight)
+
+
+def test_an_instance_is_taken_as_it_is():
+    model = net()
+    weight = model.weight.clone()
+    assert build(job_of(model)) is model
+    assert torch.equal(model.weight, weight)
+
+
+def test_weights_to_start_from(tmp_path):
+    state = {"weight": torch.full((2, 2), 3.0), "bias": torch.full((2,), 4.0)}
+    save_file(state, tmp_path / "start.safetensors")
+    for path in (tmp_path / "start.safetensors", str(tmp_path / "start.safetensors")):
+        model = build(job_of(net, init=path))
+        assert torch.equal(model.weight, state["weight"])
+        assert torch.equal(model.bias, state["bias"])
+    model = build(job_of(net, init=lambda model: nn.init.constant_(model.weight, 5.0)))
+    assert torch.equal(model.weight, torch.full((2, 2), 5.0))
+
+
+def test_a_function_that_initialises_draws_from_the_seed():
+    first, second = (
+        build(job_of(net, init=lambda model: nn.init.normal_(model.bias), seed=3)) for _ in range(2)
+    )
+    assert torch.equal(first.bias, second.bias)
+
+
+def test_an_error_of_the_user_s_code_is_shown_with_its_traceback():
+    def broken():
+        raise RuntimeError("no such layer")
+
+    with pytest.raises(kway.UsageError) as caught:
+        build(job_of(broken))
+    text = str(caught.value)
+    assert "in broken" in text
+    assert text.rstrip().endswith("RuntimeError: no such layer")
+    with pytest.raises(kway.UsageError, match="init raised ValueError: bad"):
+        build(job_of(net, init=lambda model: (_ for _ in ()).throw(ValueError("bad"))))
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [(lambda: 5, "is a int"), (lambda: nn.Linear, "is a type"), (nn.ReLU, "no parameters")],
+)
+def test_what_cannot_be_trained(model, named):
+    with pytest.raises(kway.UsageError, match=named):
+        build(job_of(model))
+
+
+def test_files_that_do_not_fit(tmp_path):
+    path = tmp_path / "other.safetensors"
+    with pytest.raises(kway.UsageError, match=r"other\.safetensors cannot be read"):
+        build(job_of(net, init=path))
+    path.write_bytes(b"not a weights file")
+    with pytest.raises(kway.UsageError, match="cannot be read"):
+        build(job_of(net, init=path))
+    save_file({"weight": torch.ones(2, 2)}, path)
+    with pytest.raises(kway.UsageError, match="missing bias; not in the model none"):
+        build(job_of(net, init=path))
+    save_file({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, path)
+    with pytest.raises(kway.UsageError, match=r"'weight' has shape \(2, 3\): the model has \(2, 2\)"):
+        build(job_of(net, init=path))
