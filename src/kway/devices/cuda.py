@@ -5,7 +5,8 @@ question gives ``None`` or ``unknown`` for that fact alone.
 """
 
 import ctypes
-from collections.abc import Callable
+import os
+from collections.abc import Callable, MutableMapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,3 +186,12 @@ def _nvlinks(
     if first_bus is not None and (direct := sum(bus == first_bus for _, bus in second)):
         return direct
     return min(sum(kind == SWITCH for kind, _ in ends) for ends in (first, second)) or None
+
+
+def fix_workspace(environ: MutableMapping[str, str] | None = None) -> None:
+    """Ask cuBLAS for the fixed workspace that reproducible matrix products need, unless the user chose one.
+
+    Read when torch first uses cuBLAS: to be called before that.
+    """
+    chosen = os.environ if environ is None else environ
+    chosen.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from kway.devices.cuda import fix_workspace
+
 
 @contextmanager
 def deterministic(device: torch.device, threads: int = 1) -> Iterator[None]:
@@ -24,6 +26,8 @@ def deterministic(device: torch.device, threads: int = 1) -> Iterator[None]:
         filling.fill_uninitialized_memory,
         torch.get_num_threads(),
     )
+    if device.type == "cuda":
+        fix_workspace()
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     # Fresh memory is always overwritten before it is read here; filling it would only cost time.
