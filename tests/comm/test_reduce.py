@@ -1,0 +1,65 @@
+"""Gradients of ranks: sums, those that nobody has, and the scalars that travel with them."""
+
+import pytest
+import torch
+from torch import nn
+
+from kway.comm.group import Group
+from kway.comm.reduce import GradientReducer
+
+DTYPES = (torch.float32, torch.float64, torch.complex64, torch.bfloat16)
+
+
+def reduced(context, present, counts):
+    """Rank r has the gradient (r + 1) * (index + 1) where ``present`` says so."""
+    rank = context.world.rank
+    parameters = [
+        nn.Parameter(torch.zeros(2, 3 - index % 2, dtype=dtype)) for index, dtype in enumerate(DTYPES)
+    ]
+    reducer = GradientReducer(parameters, Group(rank, context.world.size), scalars=2)
+    results = []
+    for _ in range(2):  # the second time, what the first left behind must not be seen
+        for index, parameter in enumerate(parameters):
+            there = present[rank][index]
+            parameter.grad = torch.full_like(parameter, (rank + 1.0) * (index + 1)) if there else None
+            if there and parameter.is_complex():
+                parameter.grad = (parameter.grad * (1 + 2j)).conj()
+        scalars = reducer.reduce(torch.tensor([1.0, rank], dtype=torch.float64), counts[rank])
+        reducer.divide_(torch.tensor(2.0, dtype=torch.float64))
+        grads = [None if p.grad is None else p.grad.clone() for p in parameters]
+        results.append((scalars.tolist(), grads))
+    return results
+
+
+ALL = [[True] * 4] * 3
+SOME = [[True, False, True, False], [True, False, False, False], [True, False, False, True]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("present", [ALL, SOME])
+@pytest.mark.parametrize("counts", [[True] * 3, [True, False, True]])
+def test_sums_and_absent_gradients(ranks, size, present, counts):
+    for results in ranks.run(reduced, present, counts, size=size):
+        for scalars, grads in results:
+            assert scalars == [size, sum(range(size))]
+            for index, (dtype, gradient) in enumerate(zip(DTYPES, grads, strict=True)):
+                terms = [
+                    (rank + 1) * (index + 1) for rank in range(size) if present[rank][index] and counts[rank]
+                ]
+                if not terms:
+                    assert gradient is None
+                    continue
+                value = sum(terms) / 2 * (1 - 2j if dtype.is_complex else 1)
+                assert gradient.dtype == dtype
+                assert torch.equal(gradient, torch.full_like(gradient, value))
+
+
+def half(context):
+    parameters = [nn.Parameter(torch.zeros(2, dtype=torch.float16))]
+    parameters[0].grad = torch.ones(2, dtype=torch.float16)
+    reducer = GradientReducer(parameters, Group(context.world.rank, context.world.size), scalars=1)
+    return float(reducer.reduce(torch.tensor([100000.0]), True))
+
+
+def test_scalars_do_not_travel_in_a_dtype_that_cannot_hold_them(ranks):
+    assert ranks.run(half, size=2) == [200000.0] * 2

@@ -1,0 +1,87 @@
+"""Layouts as text and data, and what is refused before anything runs."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.strategies.layout import check_model, fit, named_sizes, title
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "layout"),
+    [
+        ("single", 1, {}),
+        ("data", 1, {"data": 1}),
+        ("data", 3, {"data": 3}),
+        ("ddp", 2, {"data": 2}),
+        ("data=4", 4, {"data": 4}),
+        (" ddp=2 ", 2, {"data": 2}),
+    ],
+)
+def test_what_a_text_means(text, devices, layout):
+    assert fit(text, devices) == layout
+    assert fit(title(layout), devices) == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "said"),
+    [
+        ("dat", 2, r"data"),
+        ("data=0", 2, "at least 1"),
+        ("data=-1", 2, "at least 1"),
+        ("data=two", 2, "at least 1"),
+        ("data=2:data=2", 4, "named twice"),
+        ("data:ddp", 4, "named twice"),
+        ("data=2", 3, "it needs 2"),
+        ("data=4", 2, "it needs 4"),
+        ("single", 2, "it needs 1"),
+        ("", 1, "data"),
+        ("data=2:", 2, "data"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_with_numbers(text, devices, said):
+    with pytest.raises(kway.UsageError, match=said):
+        fit(text, devices)
+
+
+def test_names_without_sizes_are_left_open():
+    assert named_sizes("data") == [("data", None)]
+    assert named_sizes("single") == []
+
+
+def job_of(**more):
+    data = torch.ones(8, 3), torch.ones(8, 3)
+    return kway.Job(
+        model=nn.Linear(3, 3),
+        loss=nn.MSELoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=data,
+        **more,
+    )
+
+
+class FSDPModule(nn.Linear):
+    """Named like what torch makes of a model that it has sharded."""
+
+
+@pytest.mark.parametrize("model", [nn.DataParallel(nn.Linear(3, 3)), FSDPModule(3, 3)])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_model_that_is_wrapped_already_is_refused(model, inside):
+    name = type(model).__name__
+    model = nn.Sequential(model) if inside else model
+    with pytest.raises(kway.RefusedError, match=name) as caught:
+        check_model(job_of(), model, {"data": 2}, "math", 8)
+    assert ("'0'" if inside else "itself") in str(caught.value)
+    assert ".module" in str(caught.value)
+
+
+def test_normalisation_cut_in_time_is_refused_with_the_numbers():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    with pytest.raises(kway.RefusedError, match=r"micro_batch=2 .*'1'.*up to 4 samples"):
+        check_model(job_of(micro_batch=2), model, {"data": 2}, "math", 8)
+    check_model(job_of(micro_batch=4), model, {"data": 2}, "math", 8)
+    check_model(job_of(micro_batch=2), model, {"data": 2}, "loose", 8)
+    check_model(job_of(micro_batch=2), nn.Linear(3, 3), {"data": 2}, "math", 8)

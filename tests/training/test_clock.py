@@ -1,0 +1,54 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kway.training.clock import WARM_UP, WINDOW, StepClock
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that moves only when the test says so: ``now.s += 1``."""
+    hand = SimpleNamespace(s=100.0)
+    monkeypatch.setattr("kway.training.clock.time", SimpleNamespace(perf_counter=lambda: hand.s))
+    return hand
+
+
+def test_windows_leave_out_the_first_steps_and_pauses(now):
+    clock = StepClock(CPU)
+    clock.resume()
+    for step in range(WARM_UP + 2 * WINDOW + 3):
+        now.s += 50.0 if step < WARM_UP else 1.0 if step < WARM_UP + WINDOW else 3.0
+        clock.step()
+        if step == WARM_UP + 4:
+            clock.pause()
+            now.s += 1000.0
+            clock.resume()
+    assert clock.windows == pytest.approx([1.0, 3.0])
+    assert clock.step_s == pytest.approx(2.0)
+
+
+def test_without_a_whole_window_there_is_no_time(now):
+    clock = StepClock(CPU)
+    clock.resume()
+    for _ in range(WARM_UP + WINDOW - 1):
+        now.s += 1.0
+        clock.step()
+    assert clock.step_s is None
+
+
+def test_waiting_for_data_is_added_up(now):
+    def slow():
+        for item in range(3):
+            now.s += 0.5
+            yield item
+
+    clock = StepClock(CPU)
+    found = []
+    for item in clock.waited(slow()):
+        now.s += 7.0  # the step, which is no waiting
+        found.append(item)
+    assert found == [0, 1, 2]
+    assert clock.input_wait_s == pytest.approx(1.5)

@@ -1,0 +1,48 @@
+import math
+
+import pytest
+import torch
+
+from kway.errors import NonFiniteError
+from kway.step.share import Outcome
+from kway.training.watch import LossWatch
+
+CPU = torch.device("cpu")
+NAN, INF = math.nan, math.inf
+
+
+def outcome(loss, weight=1.0, losses=(1.0, 1.0)):
+    return Outcome(torch.tensor(loss), torch.tensor(weight), torch.tensor(losses))
+
+
+def test_an_epoch_s_mean_is_weighted_as_the_losses_were():
+    watch = LossWatch(CPU)
+    watch.add(1, 1, outcome(2.0, 4.0))
+    watch.add(1, 2, outcome(5.0, 1.0))
+    assert watch.last == 5.0
+    assert watch.epoch_mean() == pytest.approx(13 / 5)
+    watch.add(2, 1, outcome(7.0, 3.0))
+    assert watch.epoch_mean() == 7.0
+    assert math.isnan(watch.epoch_mean())
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (outcome(NAN, losses=(1.0, NAN)), "the loss is nan at epoch 3, step 7: rank 1 computed it"),
+        (outcome(INF, losses=(INF, NAN)), "the loss is inf at epoch 3, step 7: rank 0 computed it"),
+        (outcome(NAN, 0.0, (0.0, 0.0)), "no sample of the batch has a weight"),
+        (outcome(INF), "each rank's own sum is finite"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_named(found, said):
+    with pytest.raises(NonFiniteError, match=said):
+        LossWatch(CPU).add(3, 7, found)
+
+
+def test_where_reading_waits_for_the_device_it_is_done_seldom():
+    watch = LossWatch(torch.device("cuda"), every=3)
+    watch.add(1, 1, outcome(1.0))
+    watch.add(1, 2, outcome(NAN, losses=(NAN, 0.0)))
+    with pytest.raises(NonFiniteError, match="epoch 1, step 2: rank 0"):
+        watch.add(1, 3, outcome(1.0))
