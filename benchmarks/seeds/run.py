@@ -54,6 +54,8 @@ def parts(options: argparse.Namespace, k: int) -> list[Part]:
             Part("yardstick-ddp", [*file, "peers"], 90, torchrun),
             Part("yardstick-seeds", [*file, "seeds", "--k", str(k)], 90),
         ]
+    exact = [kway, "train", "--model", "lenet", "--level", "bits", "--epochs", "2", *shared]
+    chosen.append(Part("lenet-bits", exact, 90))
     if k > 1:
         short = ["--epochs", "2" if options.cpu else "3", "--level", "loose"]
         chosen.append(Part("resnet18-loose", [*resnet, *short, *shared], 90))

@@ -23,7 +23,12 @@ def summarise(rows: list[Row], judge: bool = True) -> tuple[dict[str, Any], str,
     others = {(row["what"], row["k"]): row for row in rows if row.get("kind") == "yardstick" and "k" in row}
     ends = {(row["part"], row["k"]): row for row in rows if row.get("kind") == "end"}
     machines = [row for row in rows if row["part"] == "machine" and "versions" in row]
-    checks = [*(_training_checks(trained) if judge else []), *_proof_checks(proofs), *_end_checks(ends)]
+    checks = [
+        *(_training_checks(trained) if judge else []),
+        *_bits_checks(trained),
+        *_proof_checks(proofs),
+        *_end_checks(ends),
+    ]
     result = {
         "machine": {key: value for key, value in machines[-1].items() if key not in ("k", "part", "cluster")}
         if machines
@@ -66,6 +71,14 @@ def _training_checks(trained: dict[tuple[str, int], Row]) -> list[Check]:
             )
         )
     return checks
+
+
+def _bits_checks(trained: dict[tuple[str, int], Row]) -> Iterable[Check]:
+    counts = _counts(trained, "lenet-bits")
+    if len(counts) > 1:
+        found = {trained["lenet-bits", k]["weights_sha256"] for k in counts}
+        value = f"{len(found)} over k={','.join(map(str, counts))}"
+        yield _check("lenet-bits weights_sha256", value, "1", len(found) == 1)
 
 
 def _proof_checks(proofs: dict[tuple[str, str, int], Row]) -> Iterable[Check]:

@@ -13,8 +13,8 @@ begun=$SECONDS code=0
 
 "$python" -m kway devices --json >"$out/cluster.json" 2>"$out/devices.log" || code=1
 if [ "${TESTS:-1}" != 0 ]; then
-    timeout --kill-after=10 200 "$python" -m pytest -q -m gpu tests/gpu --timeout 60 --durations 10 \
-        -p no:cacheprovider -o faulthandler_timeout=50 >"$out/tests.log" 2>&1 || code=1
+    timeout --kill-after=10 270 "$python" -m pytest -q -m gpu tests/gpu --timeout 100 --durations 10 \
+        -p no:cacheprovider -o faulthandler_timeout=90 >"$out/tests.log" 2>&1 || code=1
     tail -n 25 "$out/tests.log"
 fi
 left=$((seconds - (SECONDS - begun)))

@@ -17,7 +17,8 @@ import json
 from kway.devices.topology import discover
 ours = [gpu["uuid"] for gpu in discover().gpus]
 import torch
-count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+# Not torch.cuda.device_count(), which reads the variable by itself: CUDA's own count is the judge.
+count = torch._C._cuda_getDeviceCount()
 theirs = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(count)]
 print(json.dumps([ours, theirs]))
 """

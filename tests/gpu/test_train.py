@@ -247,3 +247,12 @@ def test_cuda_that_was_used_before_is_no_obstacle(two):
     assert_equal_state(run.model, by_hand(job()))
     assert float(total) == 499500.0
     assert torch.equal(mine.cpu(), torch.arange(1000.0))
+
+
+def test_bits_are_the_same_on_one_and_two_gpus(one, two):
+    """One GPU in this process, which may have used cuBLAS before; two in ranks of their own."""
+    given = job(precision="fp32", data=samples(48), batch_size=16)
+    alone = kway.train(given, devices=one, exactness="bits", epochs=EPOCHS)
+    both = kway.train(given, devices=two, exactness="bits", epochs=EPOCHS)
+    assert alone.record.weights_sha256 == both.record.weights_sha256
+    assert [row["train_loss"] for row in alone.epochs] == [row["train_loss"] for row in both.epochs]
