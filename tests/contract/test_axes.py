@@ -10,9 +10,10 @@ from torch import nn
 
 import kway
 from kway.registry import modules_of
-from kway.strategies.base import LEVELS, Axis
+from kway.strategies.base import Axis
 from kway.strategies.engine import Engine
 from kway.strategies.layout import axes, fit, named_sizes, title
+from kway.strategies.levels import LEVELS
 from kway.world import World
 
 AXES = axes()
@@ -98,7 +99,6 @@ def test_at_size_1_the_model_is_not_touched(axis):
 
 
 def open_step_close(context, layout, level):
-    from kway.data.loader import Loader
     from kway.training.loop import training_parts
 
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def open_step_close(context, layout, level):
     job = job_of()
     parts, _ = training_parts(job)
     engine = Engine(job, model, layout, context.world, level, 13)
-    loader = Loader(parts, rank=engine.part.place, size=engine.part.shares, seed=0)
+    loader = engine.loader(parts)
     for share in loader.epoch(0):
         engine.step(share, 0)
     state = engine.state()

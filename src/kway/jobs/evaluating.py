@@ -97,7 +97,7 @@ def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -
 
 
 def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], use: Any) -> Any:
-    trained = job.model.training
+    modes = {module: module.training for module in job.model.modules()}
     engine = Engine(job, job.model, layout, context.world, "math", parts.order.batch_size)
     loader = engine.loader(parts)
     try:
@@ -105,7 +105,8 @@ def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], u
     finally:
         loader.close()
         engine.close()
-        job.model.train(trained)
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _merged(pieces: list[Any], order: torch.Tensor, lengths: list[int]) -> Any:

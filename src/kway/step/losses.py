@@ -65,8 +65,9 @@ class LossRule:
 def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = None) -> LossRule:
     """Make the rule for a job's loss. ``floating``: dtype for the loss's own tensors (class weights).
 
-    Raises ``UsageError`` for a loss with trainable parameters, or a reduction that torch does not know.
+    Raises ``UsageError`` as ``check_loss`` does.
     """
+    check_loss(loss)
     if loss is None:
         return LossRule(lambda output, _, samples: _own(output, samples, "the model"), True)
     builtin = _as_builtin(loss)
@@ -76,8 +77,6 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         return LossRule(lambda output, target, samples: _own(loss(output, target), samples, "the loss"), True)
     module = _placed(builtin, device, floating)
     reduction = str(module.reduction)
-    if reduction not in ("none", "mean", "sum", "batchmean"):
-        raise UsageError(f"a loss with reduction={reduction!r}", "known are none, mean, sum")
     module.reduction = "none"  # type: ignore[assignment]
 
     def compute(output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
@@ -89,6 +88,19 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         return losses.sum(), losses.new_tensor(float(losses.numel()))
 
     return LossRule(compute, reduction != "sum")
+
+
+def check_loss(loss: Any) -> None:
+    """Raise ``UsageError`` for a loss with trainable parameters, or a reduction that torch does not know."""
+    if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
+        raise UsageError(
+            f"a loss with trainable parameters ({type(loss).__name__})",
+            "only the model's parameters are trained",
+            "make it a part of the model, which then returns (sum, weight), and pass loss=None",
+        )
+    builtin = _as_builtin(loss)
+    if builtin is not None and builtin.reduction not in ("none", "mean", "sum", "batchmean"):
+        raise UsageError(f"a loss with reduction={builtin.reduction!r}", "known are none, mean, sum")
 
 
 def _as_builtin(loss: Any) -> nn.Module | None:
@@ -115,12 +127,6 @@ def _hashable(value: Any) -> bool:
 
 
 def _placed(loss: nn.Module, device: torch.device, floating: torch.dtype | None) -> nn.Module:
-    if any(parameter.requires_grad for parameter in loss.parameters()):
-        raise UsageError(
-            f"a loss with trainable parameters ({type(loss).__name__})",
-            "only the model's parameters are trained",
-            "make it a part of the model, which then returns (sum, weight), and pass loss=None",
-        )
     return copy.deepcopy(loss).to(device=device, dtype=floating)
 
 

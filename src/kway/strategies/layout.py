@@ -9,6 +9,7 @@ from torch import nn
 from kway.errors import RefusedError, UsageError
 from kway.job import Job
 from kway.registry import modules_of, unknown
+from kway.step.losses import check_loss
 from kway.strategies.base import Axis
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
 
@@ -93,7 +94,7 @@ def check_model(
     batch_size: int,
     shards: int = DEFAULT_SHARDS,
 ) -> None:
-    """Raise ``RefusedError`` for a model that this layout cannot train at this level."""
+    """Raise ``RefusedError`` for a model that this layout cannot train at this level, ``UsageError`` for a loss."""
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or "FSDP" in kind:
@@ -102,6 +103,7 @@ def check_model(
                 "kway spreads the plain model by itself",
                 "pass the model that it wraps (.module)",
             )
+    check_loss(job.loss)
     known = axes()
     shares = prod(size for axis, size in layout.items() if known[axis].splits_batch)
     level_of(level).check(job, model, shares, -(-batch_size // shares), shards)

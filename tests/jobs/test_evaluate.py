@@ -1,0 +1,147 @@
+"""``kway.evaluate`` and ``kway.predict``: exact and in order, whatever the number of devices."""
+
+from collections import namedtuple
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import kway
+
+X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, -100, 1, 0])
+Both = namedtuple("Both", "logits twice")
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return {"logits": y, "both": Both(y, 2 * y), "none": None}
+
+
+def job_of(model=net, **more):
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    return kway.Job(
+        **{"model": model, "loss": loss, "optimizer": sgd, "data": (X, Y), "batch_size": 4, **more}
+    )
+
+
+def whole(model):
+    model.eval()
+    with torch.no_grad():
+        return model(X)
+
+
+@pytest.fixture
+def spread(ranks, monkeypatch):
+    """Let evaluate and predict run on the warm pool."""
+    from kway.jobs.place import Place
+
+    own = Place.run
+
+    def run(self, task, *arguments, **options):
+        return own(self, task, *arguments, **{**options, "ranks": ranks})
+
+    monkeypatch.setattr(Place, "run", run)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch", [1, 2, 4, 5, 256])
+def test_predictions_come_in_the_order_of_the_data_set(spread, size, batch):
+    model = net()
+    expected = whole(model)
+    found = kway.predict(job_of(batch_size=batch), model, devices=f"cpu:{size}")
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("micro_batch", [None, 1])
+def test_nested_predictions_keep_their_structure(spread, size, micro_batch):
+    model = Several()
+    expected = whole(model)
+    found = kway.predict(job_of(micro_batch=micro_batch), model, devices=f"cpu:{size}")
+    assert list(found) == ["logits", "both", "none"]
+    assert type(found["both"]) is Both
+    assert found["none"] is None
+    torch.testing.assert_close(found["both"].twice, expected["both"].twice)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_loss_is_that_of_the_whole_data_set(spread, size):
+    model = net().double()
+    output = whole_double(model)
+    expected = nn.functional.cross_entropy(output, Y, weight=torch.tensor([1.0, 3.0], dtype=torch.float64))
+    right = ((output.argmax(1) == Y).double().sum() / 5).item()
+    job = job_of(metrics={"accuracy": kway.accuracy}, precision="fp64", batch_size=2)
+    found = kway.evaluate(job, model, devices=f"cpu:{size}")
+    assert found == pytest.approx({"loss": float(expected), "accuracy": right}, rel=1e-13)
+
+
+def whole_double(model):
+    model.eval()
+    with torch.no_grad():
+        return model(X.double())
+
+
+def test_weights_come_from_a_file_a_state_or_a_module(tmp_path):
+    model = net()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    save_file(state, tmp_path / "w.safetensors")
+    ways = [model, state, tmp_path / "w.safetensors", str(tmp_path / "w.safetensors")]
+    losses = {kway.evaluate(job_of(), way, devices="cpu:1")["loss"] for way in ways}
+    assert len(losses) == 1
+    assert kway.evaluate(job_of(seed=4), devices="cpu:1")["loss"] not in losses
+
+
+def test_the_mode_of_a_model_is_given_back():
+    model = net().train()
+    model[1].eval()
+    kway.evaluate(job_of(), model, devices="cpu:1")
+    assert [module.training for module in model] == [True, False, True, True]
+
+
+def test_validation_data_come_first_and_data_may_be_named():
+    held = X[:2] * 3, Y[:2]
+    model = net()
+    on_held = kway.evaluate(job_of(validation=held), model, devices="cpu:1")
+    assert on_held == kway.evaluate(job_of(), model, data=held, devices="cpu:1")
+    assert on_held != kway.evaluate(job_of(), model, devices="cpu:1")
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        (5, "weights of type int"),
+        ({"w": torch.ones(1)}, "not in the model w"),
+        ("no.safetensors", "cannot be read"),
+    ],
+)
+def test_weights_that_do_not_fit(weights, said):
+    with pytest.raises(kway.UsageError, match=said):
+        kway.predict(job_of(), weights, devices="cpu:1")
+
+
+class Summed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x).sum()
+
+
+def test_predictions_without_a_row_a_sample_are_an_error():
+    with pytest.raises(kway.UsageError, match="first dimension must be the samples"):
+        kway.predict(job_of(Summed), devices="cpu:1")
