@@ -205,7 +205,8 @@ def _orders(case: Case, shards: int | None) -> Iterator[Sequence[Any]]:
     shuffle = np.random.Generator(np.random.Philox(case.job.seed))
 
     def reverse(indices: Indices) -> Indices:
-        return indices[::-1]
+        # A copy: torch takes no negative stride, which a single index would keep.
+        return indices[::-1].copy()
 
     changes: list[Callable[[Indices], Indices]] = [lambda indices: indices, reverse]
     changes += [shuffle.permutation] * (OTHER_ORDERS - 1)
