@@ -181,10 +181,18 @@ def test_each_strategy_needs_a_proved_row_on_several_devices(ranks):
 
 def test_what_is_refused_is_a_row_and_no_proof(ranks):
     model = partial(nn.Sequential, nn.Linear(3, 4), nn.BatchNorm1d(4))
-    proof = proved(ranks, job_of(model, micro_batch=2))
-    assert [row["equal"] for row in proof.candidates] == ["refused", "refused"]
-    assert "micro_batch=2" in proof.candidates[0]["reason"]
+    proof = proved(ranks, job_of(model, micro_batch=7))
+    # Shares of 7 and 6 samples are not cut: two devices can do what one cannot.
+    assert proof.candidates[0]["equal"] == "refused"
+    assert proof.candidates[1]["equal"] in ("bits", "ulps")
+    assert "micro_batch=7" in proof.candidates[0]["reason"]
     assert proof.verdict == "fail"
+    assert proved(ranks, job_of(model, micro_batch=7), devices="2").verdict == "pass"
+
+
+def test_a_model_that_no_row_could_train_is_an_error(ranks):
+    with pytest.raises(kway.RefusedError, match="DataParallel"):
+        proved(ranks, job_of(nn.DataParallel(net())))
 
 
 def test_dropout_is_off_and_it_is_said(ranks):
