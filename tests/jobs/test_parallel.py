@@ -1,0 +1,118 @@
+"""A loop of the user's own inside ranks that are there, and alone."""
+
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import kway
+
+X = torch.randn(11, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.arange(11) % 4
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 4))
+
+
+def job_of(**more):
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    more = {"validation": (X[:5], Y[:5]), **more}
+    return kway.Job(
+        model=net, loss=nn.CrossEntropyLoss(), optimizer=sgd, data=(X, Y), batch_size=4, precision="fp64",
+        metrics={"accuracy": kway.accuracy}, **more,
+    )  # fmt: skip
+
+
+def loop(context, job, folder):
+    with kway.parallel(job, strategy="data") as p:
+        losses, counts = [], []
+        for epoch in range(2):
+            for batch in p.batches(epoch):
+                losses.append(float(p.step(batch)))
+                counts.append(p.gather(batch.count))
+        p.barrier()
+        with p.first_on_main():
+            path = folder / "prepared"
+            if p.is_main:
+                path.write_text("once")
+            prepared = path.read_text()
+        found = p.evaluate()
+        saved = p.save(folder / f"on-{p.size}")
+        p.print(f"printed by {p.rank} of {p.size}")
+        gathered = p.gather(torch.tensor([p.rank]))
+        mode = p.model.training
+    left = [name for name, module in p.model.named_modules() if "forward" in vars(module)]
+    return losses, counts, found, str(saved), gathered, prepared, mode, left
+
+
+def test_every_number_of_ranks_sees_the_same(ranks, tmp_path):
+    alone = ranks.run(loop, job_of(), tmp_path, size=1)[0]
+    assert alone[1] == [[4], [4], [3]] * 2
+    weights = load_file(alone[3] if alone[3].endswith("safetensors") else f"{alone[3]}/weights.safetensors")
+    run = kway.train(job_of(), devices="cpu:1", epochs=2)
+    for name, value in weights.items():
+        torch.testing.assert_close(value, run.model.state_dict()[name], rtol=0, atol=1e-12)
+    for size in (2, 3):
+        for rank, (losses, counts, found, saved, gathered, prepared, mode, left) in enumerate(
+            ranks.run(loop, job_of(), tmp_path, size=size)
+        ):
+            assert losses == pytest.approx(alone[0], rel=0, abs=1e-12)
+            assert [sum(shares) for shares in counts] == [4, 4, 3, 4, 4, 3]
+            assert found == pytest.approx(alone[2], rel=0, abs=1e-12)
+            assert [int(value) for value in gathered] == list(range(size)), rank
+            assert (prepared, mode, left) == ("once", True, [])
+            for name, value in load_file(saved).items():
+                torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-12)
+
+
+def test_only_the_first_rank_prints(ranks, capfd, tmp_path):
+    ranks.run(loop, job_of(), tmp_path, size=3)
+    printed = capfd.readouterr()
+    assert "printed by 0 of 3" in printed.out + printed.err
+    assert "printed by 1" not in printed.out + printed.err
+
+
+def test_several_devices_alone_are_an_error_that_names_the_launcher():
+    with (
+        pytest.raises(kway.UsageError, match=r"kway launch --devices cpu:2"),
+        kway.parallel(job_of(), devices="cpu:2"),
+    ):
+        pass
+
+
+def test_without_validation_data_there_is_nothing_to_evaluate():
+    with (
+        kway.parallel(job_of(validation=None), devices="cpu:1") as p,
+        pytest.raises(kway.UsageError, match="validation="),
+    ):
+        p.evaluate()
+
+
+def test_an_error_in_the_loop_leaves_model_threads_and_random_state(tmp_path):
+    model = net()
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    job = kway.Job(**{**vars(job_of()), "model": model})
+    with pytest.raises(KeyError, match="mine"):
+        leave_early(job)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def leave_early(job):
+    with kway.parallel(job, devices="cpu:1") as p:
+        for batch in p.batches(0):
+            p.step(batch)
+            raise KeyError("mine")
+
+
+def test_a_file_in_the_way_of_saving_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        kway.parallel(job_of(), devices="cpu:1") as p,
+        pytest.raises(kway.UsageError, match="cannot be written"),
+    ):
+        p.save(tmp_path / "file")
