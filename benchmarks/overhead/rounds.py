@@ -29,6 +29,11 @@ def timed(epoch: Epoch, number: int) -> tuple[float, float]:
     return slowest(time.perf_counter() - begin) / STEPS, float(loss)
 
 
+def ratios(times: dict[str, list[float]]) -> list[float]:
+    """Return kway's time over the hand-written one's, round by round: what drifts in both falls out."""
+    return [own / hand for own, hand in zip(times["kway"], times["by hand"], strict=True)]
+
+
 def measure(candidates: dict[str, Epoch], max_spread: float, max_seconds: float) -> dict[str, Any]:
     """Repeat rounds, each candidate once a round and first in every other, until the times have settled."""
     names = list(candidates)
@@ -43,9 +48,7 @@ def measure(candidates: dict[str, Epoch], max_spread: float, max_seconds: float)
             if done >= WARM_UP_ROUNDS:
                 times[name].append(seconds)
         done += 1
-        settled = done - WARM_UP_ROUNDS >= MIN_ROUNDS and all(
-            block_spread(values) <= max_spread for values in times.values()
-        )
+        settled = done - WARM_UP_ROUNDS >= MIN_ROUNDS and block_spread(ratios(times)) <= max_spread
         # Every rank must leave in the same round: the slowest clock decides.
         if slowest(time.perf_counter() - begin) > max_seconds and done > WARM_UP_ROUNDS + 5:
             break
@@ -57,6 +60,8 @@ def measure(candidates: dict[str, Epoch], max_spread: float, max_seconds: float)
         "rounds": done - WARM_UP_ROUNDS,
         "steps_per_round": STEPS,
         "settled": settled,
+        "ratio": median(ratios(times)),
+        "ratio_spread": block_spread(ratios(times)),
         "candidates": {
             name: {
                 "step_s": median(values),

@@ -15,6 +15,11 @@ PRECISIONS: Mapping[str, str] = {
     "fp16": "32-bit weights, float16 autocast, with a gradient scaler",
 }
 
+# What an epoch's row in the record holds besides metrics.
+TAKEN_NAMES = frozenset(
+    {"epoch", "steps", "samples", "train_loss", "validation_loss", "seconds", "samples_per_s", "lr", "loss"}
+)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -87,6 +92,11 @@ class Job:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UsageError(f"seed={self.seed!r}", "it must be a whole number")
         clip_rule(self.clip)
+        taken = sorted(TAKEN_NAMES & set(self.metrics))
+        if taken:
+            raise UsageError(
+                f"a metric named {taken[0]!r}", "that name has a meaning in the record", "rename it"
+            )
 
     @property
     def title(self) -> str:

@@ -74,7 +74,8 @@ class Reference:
     def _step(self, batch: Any) -> None:
         lower = _AUTOCAST.get(self.job.precision)
         self.optimizer.zero_grad()
-        with torch.autocast(self.device.type, lower) if lower else nullcontext():
+        # Without the cache every use of a weight casts it by itself, and gradients of several uses add in float32.
+        with torch.autocast(self.device.type, lower, cache_enabled=False) if lower else nullcontext():
             output, target = self.forward(batch)
             loss = _scalar(output if self.loss is None else self.loss(output, target))
         if self.job.penalty is not None:

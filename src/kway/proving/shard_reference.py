@@ -48,7 +48,8 @@ class ShardReference(Reference):
 
 def _note(values: list[Tensor]) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, args: Any) -> None:
-        values.append(args[0].detach().transpose(0, 1).flatten(1))
+        seen = args[0].detach().transpose(0, 1).flatten(1)
+        values.append(seen.to(torch.promote_types(torch.float32, seen.dtype)))
 
     return hook
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from kway.errors import UsageError
 from kway.job import Job
-from kway.step.seeds import preserved
+from kway.step.seeds import preserved_everywhere
 from kway.step.storage import read_tensors
 
 
@@ -21,7 +21,7 @@ def build(job: Job) -> nn.Module:
     the caller's random state otherwise. Raises ``UsageError`` with the user's traceback where the function
     fails, or returns no module.
     """
-    with preserved(torch.device("cpu")):
+    with preserved_everywhere():
         torch.manual_seed(job.seed)
         model = job.model if isinstance(job.model, nn.Module) else _call("the model's factory", job.model)
         if not isinstance(model, nn.Module):

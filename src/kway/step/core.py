@@ -93,8 +93,9 @@ class StepCore(ABC):
             self.scaler.unscale_(self.optimizer)
         penalty = None
         if self.job.penalty is not None:
-            value = self.job.penalty(self.model)
-            value.backward()
+            value = torch.as_tensor(self.job.penalty(self.model))
+            if value.requires_grad:
+                value.backward()  # type: ignore[no-untyped-call]
             penalty = value.detach()
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if self.clip is not None and parameters:

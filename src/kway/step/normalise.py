@@ -41,11 +41,21 @@ def gather_statistics(x: Tensor, group: Group, counts: bool) -> Statistics:
     values = x.numel() // channels if counts and channels else 0
     local = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
     if values:
-        mean, var = torch.batch_norm_update_stats(x.detach(), None, None, 0.0)
+        mean, var = local_statistics(x)
         local[:channels].copy_(mean)
         local[channels : 2 * channels].copy_(var)
         local[-1] = values
     return pool(group.stack(local))
+
+
+def local_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance by channel of one rank's x, at least in float32."""
+    values = x.detach()
+    if not x.is_cuda:
+        # On a CPU torch returns statistics in the dtype of x, which bfloat16 is too short for.
+        values = values.to(torch.promote_types(torch.float32, x.dtype))
+    mean, var = torch.batch_norm_update_stats(values, None, None, 0.0)
+    return mean, var
 
 
 def pool(rows: Tensor) -> Statistics:

@@ -19,7 +19,24 @@ def seed_generators(key: int, device: torch.device) -> None:
 def preserved(device: torch.device) -> Iterator[None]:
     """Give the caller's process its own random state back at the end."""
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    with generators.preserved():
-        yield
-    if on_device is not None:
-        torch.cuda.set_rng_state(on_device, device)
+    try:
+        with generators.preserved():
+            yield
+    finally:
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, device)
+
+
+@contextmanager
+def preserved_everywhere() -> Iterator[None]:
+    """Give the caller's process the random state of all its devices back at the end.
+
+    GPUs that the process has not used yet are left asleep.
+    """
+    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        with generators.preserved():
+            yield
+    finally:
+        if on_devices is not None:
+            torch.cuda.set_rng_state_all(on_devices)

@@ -64,7 +64,8 @@ class ShareStep(StepCore):
         return Outcome(loss if penalty is None else loss + penalty, weight, losses)
 
     def _whole(self, share: Share) -> bool:
-        return self._reduce is None and len(share.micro) == 1
+        """Whether one device can divide before backward. Not with a scaler: what overflows must not depend on it."""
+        return self._reduce is None and len(share.micro) == 1 and self.scaler is None
 
     def _accumulate(self, share: Share, tally: Tally | None) -> Tensor:
         """Run forward and backward over the micro-batches; return losses and weights, this rank's in its slot."""
