@@ -33,7 +33,8 @@ def preserved_everywhere() -> Iterator[None]:
 
     GPUs that the process has not used yet are left asleep.
     """
-    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    awake = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    on_devices = torch.cuda.get_rng_state_all() if awake else None
     try:
         with generators.preserved():
             yield
