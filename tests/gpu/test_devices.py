@@ -93,10 +93,11 @@ def test_back_end_is_nccl_where_this_torch_has_it():
 
 
 def test_looking_takes_no_gpu_memory_and_no_torch():
+    # A context on a GPU opens its memory device; the driver's library alone, which NVML may load, does not.
     code = (
         "import sys, kway.cli.main as m; m.main(['devices', '--json'])\n"
-        "maps = open('/proc/self/maps').read()\n"
-        "print('torch' in sys.modules, 'libcuda.so' in maps, file=sys.stderr)"
+        "import os; opened = [os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')]\n"
+        "print('torch' in sys.modules, '/dev/nvidia-uvm' in opened, file=sys.stderr)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

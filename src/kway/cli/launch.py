@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         args.arguments,
         devices,
         module=args.module,
-        threads=threads_for(len(devices)) if on_cpu else None,
+        threads=threads_for(len(devices), beside_gpu=not on_cpu),
         logs=args.logs,
     )
     return 0

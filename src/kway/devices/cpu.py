@@ -11,6 +11,9 @@ from kway.errors import UsageError
 ROOT = Path("/")
 
 
+MOST_BESIDE_A_GPU = 4
+
+
 def affinity() -> int:
     """Return the number of logical processors that the scheduler may put this process on."""
     if hasattr(os, "sched_getaffinity"):
@@ -29,11 +32,13 @@ def usable_cores(root: Path = ROOT) -> int:
     return count if quota is None else max(1, min(count, int(quota)))
 
 
-def threads_for(ranks: int, environ: Mapping[str, str] | None = None) -> int:
-    """Return the number of threads for one of ``ranks`` CPU ranks of this machine.
+def threads_for(ranks: int, environ: Mapping[str, str] | None = None, beside_gpu: bool = False) -> int:
+    """Return the number of threads for one of ``ranks`` ranks of this machine.
 
     ``OMP_NUM_THREADS`` wins where it holds a positive integer (or a list that starts with one); otherwise the
-    usable cores are divided evenly, at least 1 each. Raises ``UsageError`` for fewer than one rank.
+    usable cores are divided evenly, at least 1 each. ``beside_gpu``: the rank computes on a GPU, and more than
+    a few threads on its CPU only get in the way of the one that launches kernels (with 64 of them, a step took
+    forty times as long). Raises ``UsageError`` for fewer than one rank.
     """
     if ranks < 1:
         raise UsageError(f"{ranks} ranks", "a machine runs at least 1")
@@ -41,7 +46,8 @@ def threads_for(ranks: int, environ: Mapping[str, str] | None = None) -> int:
     first = given.split(",")[0].strip()
     if first.isascii() and first.isdigit() and int(first) > 0:
         return int(first)
-    return max(1, usable_cores() // ranks)
+    threads = max(1, usable_cores() // ranks)
+    return min(threads, MOST_BESIDE_A_GPU) if beside_gpu else threads
 
 
 def _model(root: Path) -> str:

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kway.devices import torch_facts
-from kway.devices.cpu import threads_for
+from kway.devices.cpu import MOST_BESIDE_A_GPU, threads_for
 from kway.devices.select import parse
 from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
@@ -126,10 +126,14 @@ def place(
     else:
         chosen = parse(devices, cluster)
     plan = choose(chosen, strategy, exactness, shards)
-    cpus = plan.devices if chosen[0] == "cpu" else 1
     if joined is not None:
         join(joined)
-    return Place(plan, threads_for(cpus), joined, tuple(device_warnings(chosen, cluster)))
+    return Place(plan, rank_threads(chosen), joined, tuple(device_warnings(chosen, cluster)))
+
+
+def rank_threads(device_set: list[str]) -> int:
+    """Return the intra-op CPU threads of a rank on such a device set."""
+    return threads_for(len(device_set), beside_gpu=device_set[0] != "cpu")
 
 
 def choose(device_set: list[str], strategy: str, exactness: str, shards: int = DEFAULT_SHARDS) -> Plan:
@@ -167,4 +171,6 @@ def _joined(devices: Any, cluster: Cluster) -> World | None:
                 f"it names {len(asked)} device{'s' if len(asked) > 1 else ''}",
                 f"use devices='auto', or start {len(asked)} ranks",
             )
+    if kind == "cuda":
+        world = replace(world, threads=min(world.threads, MOST_BESIDE_A_GPU))
     return world

@@ -11,14 +11,13 @@ import torch
 
 from kway.data.order import Indices
 from kway.data.parts import Parts
-from kway.devices.cpu import threads_for
 from kway.devices.select import parse_list
 from kway.devices.topology import discover
 from kway.errors import KwayError, RefusedError, UsageError
 from kway.job import Job
 from kway.jobs.folder import claimed
 from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge
-from kway.jobs.place import Place, choose
+from kway.jobs.place import Place, choose, rank_threads
 from kway.launch.torchrun import from_environment
 from kway.proving import candidate
 from kway.proving.certificate import first_disagreement
@@ -89,7 +88,7 @@ def prove(
             result: dict[str, Any] = where.run(run_rank, spec, *own, echo=echo, ranks=ranks)[0]
             return result
 
-        alone = Place(choose([str(home)], "single", exactness, shards), threads_for(1), None)
+        alone = Place(choose([str(home)], "single", exactness, shards), rank_threads([str(home)]), None)
         judge: Judge
         certificate = None
         if exactness == "bits":
@@ -174,8 +173,7 @@ def _row(case: Case, judge: Judge, text: str, chosen: list[str], level: str, run
         check_model(case.job, case.model, layout, level, largest, case.shards)
     except RefusedError as error:
         return {**row, "equal": "refused", "reason": str(error)}
-    threads = threads_for(len(chosen) if chosen[0] == "cpu" else 1)
-    where = Place(choose(chosen, text, level, case.shards), threads, None)
+    where = Place(choose(chosen, text, level, case.shards), rank_threads(chosen), None)
     try:
         return {**row, **judge.compare(layout, lambda spec: run(where, spec))}
     except KwayError as error:
