@@ -139,3 +139,18 @@ def test_affinity_is_respected():
     finally:
         os.sched_setaffinity(0, before)
     assert cpu.affinity() == len(before)
+
+
+def test_freed_memory_is_kept_where_the_c_library_can():
+    import platform
+
+    from kway.devices.cpu import keep_freed_memory
+
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+
+
+def test_few_threads_beside_a_gpu():
+    from kway.devices.cpu import MOST_BESIDE_A_GPU, usable_cores
+
+    assert threads_for(1, {}, beside_gpu=True) == min(MOST_BESIDE_A_GPU, usable_cores())
+    assert threads_for(1, {"OMP_NUM_THREADS": "7"}, beside_gpu=True) == 7

@@ -10,6 +10,7 @@ from kway.comm.mesh import Mesh
 from kway.data.loader import Loader, Share, cut
 from kway.data.order import Indices, bounds
 from kway.data.parts import Parts
+from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.core import Outcome
@@ -44,6 +45,8 @@ class Engine:
         self.job, self.layout, self.level = job, dict(layout), level
         self._level = level_of(level)
         self.device = torch.device(world.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.precision = precision_of(job.precision)
         self.model = cast(model, self.precision.floating).to(self.device).train()
         self.mesh = Mesh(layout, world.rank, world.size)
