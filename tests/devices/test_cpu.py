@@ -150,7 +150,7 @@ def test_freed_memory_is_kept_where_the_c_library_can():
 
 
 def test_few_threads_beside_a_gpu():
-    from kway.devices.cpu import MOST_BESIDE_A_GPU, usable_cores
+    from kway.devices.cpu import MOST_BESIDE_A_GPU, threads_for, usable_cores
 
     assert threads_for(1, {}, beside_gpu=True) == min(MOST_BESIDE_A_GPU, usable_cores())
     assert threads_for(1, {"OMP_NUM_THREADS": "7"}, beside_gpu=True) == 7
