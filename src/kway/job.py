@@ -17,7 +17,18 @@ PRECISIONS: Mapping[str, str] = {
 
 # What an epoch's row in the record holds besides metrics.
 TAKEN_NAMES = frozenset(
-    {"epoch", "steps", "samples", "train_loss", "validation_loss", "seconds", "samples_per_s", "lr", "loss"}
+    {
+        "epoch",
+        "step",
+        "steps",
+        "samples",
+        "validation_loss",
+        "seconds",
+        "samples_per_s",
+        "lr",
+        "loss",
+        "event",
+    }
 )
 
 
@@ -92,7 +103,7 @@ class Job:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UsageError(f"seed={self.seed!r}", "it must be a whole number")
         clip_rule(self.clip)
-        taken = sorted(TAKEN_NAMES & set(self.metrics))
+        taken = sorted(name for name in self.metrics if name in TAKEN_NAMES or name.startswith("train_"))
         if taken:
             raise UsageError(
                 f"a metric named {taken[0]!r}", "that name has a meaning in the record", "rename it"

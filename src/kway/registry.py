@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 def known(kind: str, name: str, table: Mapping[str, T]) -> T:
     """Return ``table[name]``, or raise a ``UsageError`` that lists the known names of this ``kind``."""
-    if name in table:
+    if isinstance(name, str) and name in table:
         return table[name]
-    raise unknown(kind, name, table)
+    raise unknown(kind, str(name), table)
 
 
 def unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:

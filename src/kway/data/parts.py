@@ -54,6 +54,24 @@ def take_apart(
     order of the data set (evaluation); a ``DataLoader`` that does not shuffle is not shuffled. Raises
     ``UsageError`` for what cannot be spread over ranks, and ``DataError`` for an empty or uneven data set.
     """
+    parts = _taken(data, batch_size, seed, shuffle, collate, workers)
+    if parts.order.steps(0) < 1:
+        raise DataError(
+            f"{parts.order.samples} samples and batches of {parts.order.batch_size} with drop_last",
+            "at least one whole batch",
+            "use a smaller batch, or keep the last one",
+        )
+    return parts
+
+
+def _taken(
+    data: Any,
+    batch_size: int | None,
+    seed: int,
+    shuffle: bool,
+    collate: Callable[[list[Any]], Any] | None,
+    workers: int | None,
+) -> Parts:
     if batch_size is not None:
         batch_size = check_batch_size(batch_size)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):

@@ -12,7 +12,7 @@ ROOT = Path("/")
 MOST_BESIDE_A_GPU = 4
 # The names and numbers of glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEEP_BYTES = 1 << 28
+KEEP_BYTES, OLD_LIMIT_BYTES = 1 << 28, 1 << 25
 
 
 def affinity() -> int:
@@ -63,7 +63,11 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return all(mallopt(option, KEEP_BYTES) == 1 for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD))
+    # Older versions take at most 32 MiB here. Where neither works, the other threshold must stay as it is too:
+    # setting it alone would fix this one at its smallest.
+    if not any(mallopt(M_MMAP_THRESHOLD, limit) == 1 for limit in (KEEP_BYTES, OLD_LIMIT_BYTES)):
+        return False
+    return bool(mallopt(M_TRIM_THRESHOLD, KEEP_BYTES) == 1)
 
 
 def _model(root: Path) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from kway.data.loader import Share
 from kway.errors import UsageError
 from kway.job import Job
-from kway.jobs.place import Place, place
+from kway.jobs.place import Place, place, with_threads
 from kway.step.build import build
 from kway.step.core import Outcome
 from kway.step.seeds import preserved
@@ -38,15 +38,12 @@ def parallel(
             f"start it with: kway launch --devices {devices} {Path(sys.argv[0]).name or 'script.py'}",
         )
     world = where.joined or World(device=where.plan.device_set[0], threads=where.threads)
-    threads = torch.get_num_threads()
-    with preserved(torch.device(world.device)):
-        torch.set_num_threads(world.threads)
+    with preserved(torch.device(world.device)), with_threads(world.threads):
         session = Session(job, where, world)
         try:
             yield session
         finally:
             session.close()
-            torch.set_num_threads(threads)
 
 
 class Session:

@@ -68,11 +68,11 @@ class Place:
         """
         emit = on_event or _ignore
         if self.joined is not None:
-            with _threads(self.joined.threads):
+            with with_threads(self.joined.threads), preserved(torch.device(self.joined.device)):
                 return [task(Context(self.joined, emit), *arguments)]
         if self.plan.devices == 1:
             world = World(device=self.plan.device_set[0], threads=self.threads)
-            with _threads(self.threads), preserved(torch.device(world.device)):
+            with with_threads(self.threads), preserved(torch.device(world.device)):
                 return [task(Context(world, emit), *arguments)]
         if ranks is not None:
             found: list[Any] = ranks.run(task, *arguments, size=self.plan.devices, on_event=emit)
@@ -94,7 +94,8 @@ def _ignore(event: Any) -> None:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def with_threads(count: int) -> Iterator[None]:
+    """Let torch use ``count`` CPU threads while open."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -73,13 +73,17 @@ def prove(
     other = _certificate(against, exactness)
     sets = parse_list(devices, cluster)
     parts, _ = training_parts(job)
-    # The reference trains and casts it: an instance stays as the user has it.
-    model = copy.deepcopy(build(job))
+    # The reference trains and casts the model: an instance stays as the user has it.
+    model = build(
+        replace(job, model=copy.deepcopy(job.model)) if isinstance(job.model, torch.nn.Module) else job
+    )
+    if isinstance(job.model, torch.nn.Module):
+        job = replace(job, model=copy.deepcopy(model), init=None)
     batches = draw(parts, steps, max(len(chosen) for chosen in sets))
     # Whether a batch is cut in time is judged row by row: a plain loop over whole batches cuts none.
     uncut = job if exactness == "bits" else replace(job, micro_batch=None)
     check_model(uncut, model, {}, exactness, max(len(indices) for _, indices in batches), shards)
-    home = torch.device("cuda", 0) if sets[0][0].startswith("cuda") else torch.device("cpu")
+    home = torch.device(sets[0][0])
     with claimed(out, "proof.json") as folder, claimed(None, "before") as scratch:
         case = Case(job, parts, model, batches, scratch, home, shards)
 
@@ -170,6 +174,10 @@ def _row(case: Case, judge: Judge, text: str, chosen: list[str], level: str, run
     largest = max(len(indices) for _, indices in case.batches)
     try:
         check_level(layout, level, case.shards)
+        if level == "bits" and torch.device(chosen[0]).type != case.home.type:
+            raise RefusedError(
+                f"bits of {chosen[0]} against {case.home}", "bits hold within one kind of device"
+            )
         check_model(case.job, case.model, layout, level, largest, case.shards)
     except RefusedError as error:
         return {**row, "equal": "refused", "reason": str(error)}

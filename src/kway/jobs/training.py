@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from kway.jobs.folder import claimed
 from kway.jobs.place import Place, place
 from kway.records import Plan, Training
 from kway.registry import unknown
-from kway.step.build import build
+from kway.step.build import build, load_tensors
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
@@ -98,22 +98,24 @@ def train(
 
     with ExitStack() as stack:
         folder = _folder(stack, where, out)
-        spec = TrainSpec(**{**vars(spec), "folder": str(folder)})
+        # An instance has been initialised here, and travels as it is: init must not run again on every rank.
+        sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
+        spec = replace(spec, job=sent, folder=str(folder))
         logs = folder / "logs" if out is not None and where.starts_ranks else None
         if where.starts_ranks:
             results = where.run(run_rank, spec, on_event=tell, logs=_made(logs), echo=echo, ranks=ranks)
         else:
             results = where.run(run_rank, spec, model, on_event=tell, ranks=ranks)
         record: Training = results[0]
-        record = Training(**{**vars(record), "notices": [*where.notices, *record.notices]})
-        if where.starts_ranks:
-            model = cast(model, precision_of(job.precision).floating)
-            model.load_state_dict(read_tensors(folder / "weights.safetensors"))
+        record = replace(record, notices=[*where.notices, *record.notices])
         if out is not None and where.is_main:
             from kway.report.curves import draw
 
             record.save(folder)
             draw(record, folder / "curves.png")
+        if where.starts_ranks:
+            model = cast(model, precision_of(job.precision).floating)
+            load_tensors(model, read_tensors(folder / "weights.safetensors"), "of the run")
     return Run(where.plan, record, model, Path(folder) if out is not None else None)
 
 

@@ -92,8 +92,7 @@ def environment(
         made["OMP_NUM_THREADS"] = str(threads)
     # Ranks see what was chosen, all of it: direct copies between GPUs need both ends visible to each rank.
     chosen = _visible(devices, inherited.get("CUDA_VISIBLE_DEVICES")) if "cuda" in kinds else ""
-    if "cuda" in kinds or len(devices) > 1:
-        made["CUDA_VISIBLE_DEVICES"] = chosen
+    made["CUDA_VISIBLE_DEVICES"] = chosen
     return made
 
 

@@ -90,7 +90,12 @@ class RankProcess:
         return True
 
     def kill(self) -> None:
-        """End the rank and whatever it started, at once and for sure."""
+        """End the rank and whatever it started, at once and for sure; nothing where it has been reaped.
+
+        From then on its id may be that of a stranger's process group.
+        """
+        if self._process.returncode is not None:
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 

@@ -43,7 +43,9 @@ def first_disagreement(own: Mapping[str, Any], other: Mapping[str, Any]) -> str 
     for name in ("model", "batch_size", "precision", "seed"):
         if own[name] != other[name]:
             return f"another job: {name} is {own[name]!r} here and {other[name]!r} there"
-    for step, (here, there) in enumerate(zip(own["steps"], other["steps"], strict=False), 1):
+    if len(own["steps"]) != len(other["steps"]):
+        return f"another job: {len(own['steps'])} steps here and {len(other['steps'])} there"
+    for step, (here, there) in enumerate(zip(own["steps"], other["steps"], strict=True), 1):
         for kind in KINDS:
             if here[kind] != there[kind]:
                 return f"{kind} of step {step} differ"

@@ -17,11 +17,27 @@ class Presence:
 
     def __init__(self) -> None:
         self.counts = True
+        # Whether a batch must not be cut in time, because a layer needs its statistics as a whole.
+        self.whole = False
 
 
 def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     """List the batch normalisation layers of a model, by name."""
     return [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+
+
+def replaceable_layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """List the batch normalisation layers. Raises ``RefusedError`` for one whose forward is not torch's own."""
+    found = layers(model)
+    for name, module in found:
+        own = type(module).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+        if own or "forward" in vars(module):
+            raise RefusedError(
+                f"layer {name!r} ({type(module).__name__}) computes batch statistics in a forward of its own",
+                "kway must know how to compute them over the whole batch",
+                "use torch's BatchNorm there, or exactness loose",
+            )
+    return found
 
 
 @contextmanager
@@ -31,14 +47,7 @@ def global_statistics(model: nn.Module, group: Group, presence: Presence) -> Ite
     The layers stay the same objects of the same class with the same names; only their ``forward`` is replaced
     on the instance. Raises ``RefusedError`` for a subclass that computes its own forward.
     """
-    found = layers(model)
-    for name, module in found:
-        if type(module).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
-            raise RefusedError(
-                f"layer {name!r} ({type(module).__name__}) computes batch statistics in a forward of its own",
-                "several devices at level math need the statistics of the global batch",
-                "use torch's BatchNorm there, or exactness loose",
-            )
+    found = replaceable_layers(model)
 
     def forward_of(module: _BatchNorm) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: global_forward(module, x, group, presence)

@@ -1,6 +1,7 @@
 """From a job to an initialised module."""
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,16 @@ def load_weights(model: nn.Module, path: Path) -> None:
         state = read_tensors(path)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"weights {path} cannot be read: {error}", "a safetensors file is needed") from None
-    check_names(model, state, path)
-    model.load_state_dict(state)
+    load_tensors(model, state, path)
+
+
+def load_tensors(model: nn.Module, state: Mapping[str, torch.Tensor], source: object) -> None:
+    """Load tensors of the model's own names; other state that modules keep (get_extra_state) stays as it is.
+
+    Raises ``UsageError`` where names or shapes differ from the model's.
+    """
+    check_names(model, dict(state), source)
+    model.load_state_dict(state, strict=False)
 
 
 def check_names(model: nn.Module, state: dict[str, torch.Tensor], source: object) -> None:

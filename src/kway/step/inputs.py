@@ -109,11 +109,16 @@ def _pick(batch: Any, how: Any) -> Any:
 
 def _without(batch: Any, key: Any) -> Any:
     """Return what is left of a batch for the model once the target is taken out."""
+    keys = list(key) if isinstance(key, list | tuple) else [key]
     if isinstance(batch, Mapping):
-        return {k: v for k, v in batch.items() if callable(key) or k != key}
-    if isinstance(batch, list | tuple) and isinstance(key, int):
-        place = key % len(batch)
-        return tuple(item for at, item in enumerate(batch) if at != place)
+        if callable(key):
+            raise UsageError(
+                "target= is a function of a dict", "what is left for the model?", "pass inputs= as well"
+            )
+        return {k: v for k, v in batch.items() if k not in keys}
+    if isinstance(batch, list | tuple) and all(isinstance(k, int) for k in keys):
+        places = {k % len(batch) for k in keys}
+        return tuple(item for at, item in enumerate(batch) if at not in places)
     if isinstance(batch, list | tuple) and len(batch) > 1:
         return tuple(batch[:-1])
     return batch

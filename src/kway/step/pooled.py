@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.comm.group import Group
-from kway.step.batchnorm import layers, update_running
+from kway.step.batchnorm import replaceable_layers, update_running
 from kway.step.normalise import Statistics, local_statistics, pool
 
 Tensor = torch.Tensor
@@ -57,7 +57,7 @@ class ShardStatistics:
 @contextmanager
 def per_shard(model: nn.Module, shards: int, device: torch.device) -> Iterator[ShardStatistics]:
     """While open, training passes of ``model`` note batch statistics by shard and leave the running ones alone."""
-    found = layers(model)
+    found = replaceable_layers(model)
     statistics = ShardStatistics(found, shards, device)
 
     def forward_of(place: int, module: _BatchNorm) -> Callable[[Tensor], Tensor]:

@@ -7,6 +7,7 @@ from torch import nn
 
 from kway.data.loader import Share
 from kway.data.seeds import key
+from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.batchnorm import Presence
 from kway.step.core import Outcome, StepCore, wide
@@ -46,6 +47,12 @@ class ShareStep(StepCore):
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
         self.check_parameters()
+        if self.presence.whole and len(share.micro) > 1:
+            raise RefusedError(
+                f"a batch of {share.total} samples in {len(share.micro)} micro-batches with batch normalisation",
+                "the statistics of the global batch cannot be had from a batch that is cut in time (level math)",
+                "use a larger micro_batch, more devices, or exactness loose",
+            )
         seed_generators(key(self.job.seed, "step", step, self.place), self.device)
         self.optimizer.zero_grad(set_to_none=True)
         slots = self._accumulate(share, tally)

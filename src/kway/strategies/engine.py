@@ -13,6 +13,7 @@ from kway.data.parts import Parts
 from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
+from kway.step.build import load_tensors
 from kway.step.core import Outcome
 from kway.step.inputs import move
 from kway.step.precision import cast, precision_of
@@ -194,7 +195,7 @@ class Engine:
 
     def load(self, state: Mapping[str, torch.Tensor], optimizer: Mapping[str, torch.Tensor]) -> None:
         """Take over what ``state`` and ``optimizer_state`` gave. What the optimizer holds beyond it is dropped."""
-        self.model.load_state_dict(state)
+        load_tensors(self.model, state, "handed to the engine")
         parameters = dict(self.model.named_parameters())
         self.optimizer.state.clear()
         for path, value in optimizer.items():

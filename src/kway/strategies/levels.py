@@ -73,6 +73,11 @@ class Math(_Share):
                 f"use micro_batch={share} or more, more devices, or exactness loose",
             )
 
+    def open(self, part: Part, optimizer: torch.optim.Optimizer) -> StepCore:
+        """Make a step over the rank's share, whole where a layer normalises the batch."""
+        part.presence.whole = bool(layers(part.model))
+        return super().open(part, optimizer)
+
 
 class Loose(_Share):
     """As math, without a say over batch normalisation."""

@@ -1,5 +1,6 @@
 """The training loop of one rank. All ranks run it in step; rank 0 speaks and writes."""
 
+import math
 import resource
 import sys
 import time
@@ -177,7 +178,8 @@ class Loop:
         smaller_is_better = name.endswith("loss")
         if self.best is not None:
             before = self.best["value"]
-            if not (value < before if smaller_is_better else value > before):
+            better = value < before if smaller_is_better else value > before
+            if not (better or math.isnan(before)):
                 return
         self.best = {"metric": name, "value": value, "epoch": epoch + 1, "step": self.steps}
         state = self.engine.state()
