@@ -96,12 +96,14 @@ class Job:
         for what, optional in (("model", False), ("optimizer", False), ("loss", True), ("penalty", True)):
             value = getattr(self, what)
             if not callable(value) and not (optional and value is None):
-                raise UsageError(f"{what}={value!r}", "it must be callable")
+                raise UsageError(f"{what} is a {type(value).__name__}", "it must be callable", _advice(value))
         for what in ("batch_size", "micro_batch"):
             _check_count(what, getattr(self, what), 1)
         _check_count("workers", self.workers, 0)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UsageError(f"seed={self.seed!r}", "it must be a whole number")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UsageError(f"seed={self.seed}", "it must fit 64 bits")
         clip_rule(self.clip)
         taken = sorted(name for name in self.metrics if name in TAKEN_NAMES or name.startswith("train_"))
         if taken:
@@ -114,6 +116,12 @@ class Job:
         """A name for messages and folders."""
         name = self.name or getattr(self.model, "__name__", "") or type(self.model).__name__
         return str(name).strip("<>") or "model"
+
+
+def _advice(value: Any) -> str:
+    if not hasattr(value, "param_groups"):
+        return ""
+    return f"every device makes its own: pass partial(torch.optim.{type(value).__name__}, lr=...)"
 
 
 def _check_count(what: str, value: Any, least: int) -> None:

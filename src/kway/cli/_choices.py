@@ -1,10 +1,12 @@
 """What users choose by name on the command line: losses and optimizers."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from kway.cli._objects import is_reference, load_object
+from kway.errors import UsageError
 from kway.registry import known
 
 DEFAULT_LR = 0.1
@@ -43,6 +45,8 @@ def loss_of(name: str) -> Any:
 
 def optimizer_of(name: str, lr: float | None) -> tuple[Callable[..., Any], str]:
     """Return an optimizer factory by name, or the user's own, and how to print it. Raises ``UsageError``."""
+    if lr is not None and not 0 <= lr < math.inf:
+        raise UsageError(f"--lr {lr:g}", "it must be a finite number of at least 0")
     if is_reference(name):
         own = load_object("--optimizer", name)
         return (own if lr is None else partial(own, lr=lr)), name if lr is None else f"{name}, lr {lr:g}"

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             )
         )
         return 0
-    print("\n".join(lines))
+    print("\n".join(line for line in lines if line.startswith(("model", "data", "job", "note"))))
     for name, value in values.items():
         print(f"{name:<10} {value:.6g}")
     return 0

@@ -4,7 +4,13 @@ import argparse
 from pathlib import Path
 
 
-def model(parser: argparse.ArgumentParser) -> None:
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("a folder needs a name")
+    return Path(text)
+
+
+def model(parser: argparse.ArgumentParser, precision: str = "fp32; TF32 is off") -> None:
     """Add MODEL and the flags that make a job of it."""
     from kway.cli._choices import LOSSES, OPTIMIZERS
     from kway.data.sources import names as data_names
@@ -25,9 +31,7 @@ def model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}, or path/file.py:name")
     parser.add_argument("--lr", type=float, metavar="X", help="learning rate")
     parser.add_argument("--batch-size", type=int, metavar="N", help="global batch, in samples (default 256)")
-    parser.add_argument(
-        "--precision", metavar="P", help=f"{', '.join(PRECISIONS)} (default fp32; TF32 is off)"
-    )
+    parser.add_argument("--precision", metavar="P", help=f"{', '.join(PRECISIONS)} (default {precision})")
     parser.add_argument("--init", metavar="FILE", help="weights to start from (safetensors)")
     parser.add_argument(
         "--seed", type=int, metavar="N", help="seed of weights, order and dropout (default 0)"
@@ -57,7 +61,7 @@ def exactness(parser: argparse.ArgumentParser) -> None:
 def output(parser: argparse.ArgumentParser, record: str) -> None:
     """Add the flags that say where results go."""
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"folder for {record} (default runs/TIME-MODEL)"
+        "--out", type=_folder, metavar="DIR", help=f"folder for {record} (default runs/TIME-MODEL)"
     )
     parser.add_argument(
         "--json", action="store_true", help="print the record, and nothing else, on standard output"

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             )
         )
         return 0
-    print("\n".join(lines))
+    print("\n".join(line for line in lines if line.startswith(("model", "data", "job", "note"))))
     for name, shape in shapes.items():
         print(f"{name:<10} {shape}")
     print(f"wrote      {path}")

@@ -11,7 +11,7 @@ HELP = "prove that k devices give what one device gives"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    options.model(parser)
+    options.model(parser, precision="fp64, at level bits fp32")
     options.placing(parser, several=True)
     options.exactness(parser)
     parser.add_argument(
@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     own_optimizer = args.optimizer is not None
     if not own_optimizer:
         args.optimizer, args.lr = "momentum", 0.1 if args.lr is None else args.lr
+    if args.precision is None and args.exactness != "bits":
+        args.precision = "fp64"
     fixed = {} if args.micro_batch is None else {"micro_batch": args.micro_batch}
     job, lines = job_of(args, **fixed)
     folder = args.out or default_folder(f"{job.title}-proof")
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         exactness=args.exactness,
         steps=args.steps,
         out=folder,
-        precision=args.precision or "auto",
+        precision=None,
         own_optimizer=True,
         shards=args.shards,
         against=args.against,

@@ -109,10 +109,11 @@ class _Parcel(Dataset[Any]):
     """A pickled fetcher, opened in the worker."""
 
     def __init__(self, content: bytes) -> None:
-        self.content = content
+        self.content, self.dtype = content, torch.get_default_dtype()
         self.fetcher: Fetcher | None = None
 
     def open(self) -> Callable[[int], None] | None:
+        torch.set_default_dtype(self.dtype)  # what a data set makes must not depend on the number of workers
         self.fetcher, init = pickle.loads(self.content)
         self.content = b""
         return init  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from kway.errors import UsageError
 from kway.records import Cluster
 
+MOST_RANKS = 1024
 FORMS = "a device set is auto, N, cpu, cpu:N, cuda or cuda:I,J"
 
 
@@ -83,6 +84,11 @@ def _count(text: str, digits: str) -> int:
         raise UsageError(f"device set {text!r}", FORMS)
     if int(digits) < 1:
         raise UsageError(f"device set {text!r} asks for {int(digits)} devices", "at least 1 is needed")
+    if int(digits) > MOST_RANKS:
+        raise UsageError(
+            f"device set {text!r} asks for {int(digits)} devices",
+            f"one machine runs at most {MOST_RANKS} ranks",
+        )
     return int(digits)
 
 

@@ -74,12 +74,17 @@ class Place:
             world = World(device=self.plan.device_set[0], threads=self.threads)
             with with_threads(self.threads), preserved(torch.device(world.device)):
                 return [task(Context(world, emit), *arguments)]
+        settings = torch_settings()
         if ranks is not None:
-            found: list[Any] = ranks.run(task, *arguments, size=self.plan.devices, on_event=emit)
+            found: list[Any] = ranks.run(
+                as_in_the_caller, settings, task, *arguments, size=self.plan.devices, on_event=emit
+            )
             return found
         return local.run(
-            task,
+            as_in_the_caller,
             self.plan.device_set,
+            settings,
+            task,
             *arguments,
             logs=logs,
             threads=self.threads,
@@ -87,6 +92,34 @@ class Place:
             on_event=emit,
             preload=("torch", "kway.strategies.engine"),
         )
+
+
+def torch_settings() -> dict[str, Any]:
+    """Return the process-wide settings of torch that change results."""
+    return {
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+    }
+
+
+def as_in_the_caller(
+    context: Any, settings: dict[str, Any], task: Callable[..., Any], *arguments: Any
+) -> Any:
+    """Run a task on a rank under the torch settings of the process that asked for it."""
+    before = torch_settings()
+    _apply(settings)
+    try:
+        return task(context, *arguments)
+    finally:
+        _apply(before)
+
+
+def _apply(settings: dict[str, Any]) -> None:
+    torch.set_default_dtype(settings["dtype"])
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = settings["cudnn"]
 
 
 def _ignore(event: Any) -> None:

@@ -47,11 +47,22 @@ def _call(what: str, function: Any, *args: Any) -> Any:
         ) from error
 
 
+def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
+    """Call the job's optimizer once. Raises ``UsageError`` with the user's traceback where that fails."""
+    optimizer = _call("the optimizer", job.optimizer, model.named_parameters())
+    if not hasattr(optimizer, "param_groups"):
+        raise UsageError(
+            f"the optimizer is a {type(optimizer).__name__}", "it must make a torch.optim.Optimizer"
+        )
+    return optimizer  # type: ignore[no-any-return]
+
+
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a safetensors file of the model's own names into ``model``.
+    """Load a safetensors file of the model's own names, or that of a run's folder, into ``model``.
 
     Raises ``UsageError`` for a file that cannot be read or whose names or shapes differ from the model's.
     """
+    path = path / "weights.safetensors" if path.is_dir() else path
     try:
         state = read_tensors(path)
     except (OSError, SafetensorError) as error:

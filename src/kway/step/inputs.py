@@ -104,7 +104,11 @@ def _pick(batch: Any, how: Any) -> Any:
     try:
         return getattr(batch, how) if isinstance(how, str) and not isinstance(batch, Mapping) else batch[how]
     except (KeyError, IndexError, AttributeError, TypeError):
-        raise UsageError(f"no {how!r} in a batch that is a {type(batch).__name__}") from None
+        has = f", which has {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
+        raise UsageError(
+            f"no {how!r} in a batch that is a {type(batch).__name__}{has}",
+            "inputs= and target= name its parts",
+        ) from None
 
 
 def _without(batch: Any, key: Any) -> Any:

@@ -25,6 +25,8 @@ _ELEMENTWISE = (
     nn.PoissonNLLLoss, nn.SoftMarginLoss, nn.MultiLabelMarginLoss, nn.MultiMarginLoss,
     nn.MultiLabelSoftMarginLoss, nn.HingeEmbeddingLoss,
 )  # fmt: skip
+# Of these, the ones that broadcast where the shapes of output and target differ.
+_SAME_SHAPE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
 # Built-in losses whose mean divides by the weights of the classes that are not ignored.
 _BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss)
 _FUNCTIONS: dict[Any, type[nn.Module]] = {
@@ -80,6 +82,12 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
     module.reduction = "none"  # type: ignore[assignment]
 
     def compute(output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
+        if isinstance(module, _SAME_SHAPE) and output.shape != target.shape:
+            raise UsageError(
+                f"{type(module).__name__} of an output {tuple(output.shape)} and a target {tuple(target.shape)}",
+                "torch would stretch one over the other, and compare every sample with every other of its share",
+                "give both one shape: target.unsqueeze(-1) or output.squeeze(-1)",
+            )
         losses: Tensor = module(output, target)
         if reduction == "batchmean":
             return losses.sum(), losses.new_tensor(float(losses.shape[0]))

@@ -13,7 +13,7 @@ from kway.data.parts import Parts
 from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
-from kway.step.build import load_tensors
+from kway.step.build import load_tensors, make_optimizer
 from kway.step.core import Outcome
 from kway.step.inputs import move
 from kway.step.precision import cast, precision_of
@@ -64,7 +64,7 @@ class Engine:
         try:
             for axis in sorted(layout, key=lambda name: known[name].order):
                 known[axis].apply(self.part, self.mesh.group(axis))
-            self.optimizer: torch.optim.Optimizer = job.optimizer(self.model.named_parameters())
+            self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
             self._step = self._level.open(self.part, self.optimizer)
         except BaseException:
             self.close()
