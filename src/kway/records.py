@@ -162,7 +162,6 @@ class Training(Record):
     device_set: list[str]
     layout: dict[str, int]
     exactness: str
-    holds_within: dict[str, Any] | None
     step_kind: str
     precision: str
     batch_size: int
@@ -180,6 +179,7 @@ class Training(Record):
     versions: dict[str, str]
     started: str
     wall_s: float
+    holds_within: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
