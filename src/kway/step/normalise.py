@@ -52,8 +52,9 @@ def local_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance by channel of one rank's x, at least in float32."""
     values = x.detach()
     if not x.is_cuda:
-        # On a CPU torch returns statistics in the dtype of x, which bfloat16 is too short for.
-        values = values.to(torch.promote_types(torch.float32, x.dtype))
+        # On a CPU torch sums in float64 and then rounds to the dtype of x. Rounded here and again after the ranks
+        # are combined, the mean of a layer could differ from that of one device, and flip a ReLU behind it.
+        values = values.double()
     mean, var = torch.batch_norm_update_stats(values, None, None, 0.0)
     return mean, var
 
@@ -88,9 +89,9 @@ class Normalise(torch.autograd.Function):
         if x.is_cuda:
             mean, invstd = statistics.mean.to(inner), invstd.to(inner)
             return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
-        scale = invstd if weight is None else invstd * weight
-        shift = -statistics.mean * scale if bias is None else bias - statistics.mean * scale
-        return torch.addcmul(spread(shift.to(inner), x), x, spread(scale.to(inner), x)).to(x.dtype)
+        mean, invstd = statistics.mean.to(inner), invstd.to(inner)
+        var = variance_of(invstd, statistics.var.to(inner), eps)
+        return torch.nn.functional.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -117,6 +118,21 @@ class Normalise(torch.autograd.Function):
         grad_weight = None if weight is None else (sums[1] * invstd).to(weight.dtype)
         grad_bias = None if ctx.bias_dtype is None else sums[0].to(ctx.bias_dtype)
         return dx, grad_weight, grad_bias, None, None, None, None
+
+
+def variance_of(invstd: Tensor, var: Tensor, eps: float) -> Tensor:
+    """Return a variance for which torch's own 1 / sqrt(var + eps), rounded at every step, gives ``invstd``.
+
+    torch's kernel for given statistics takes a variance, its kernel for training the inverse deviation in one
+    rounding from float64. With this, k devices normalise with the bits of one. Where none of the neighbours of
+    ``var`` gives it, ``var`` itself serves.
+    """
+    info = torch.finfo(var.dtype)
+    steps = torch.arange(-4, 5, dtype=var.dtype, device=var.device).view(-1, 1)
+    near = (var * (1 + steps * info.eps)).clamp_min(0)
+    found = (torch.ones_like(near) / torch.sqrt(near + eps)) == invstd
+    chosen = near.gather(0, found.to(torch.int8).argmax(0, keepdim=True)).squeeze(0)
+    return torch.where(found.any(0), chosen, var)
 
 
 def _last(x: Tensor) -> bool:
