@@ -1,0 +1,98 @@
+"""Input that cannot work: exit code 2, one error that names it, nothing started, nothing written."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from kway.cli.main import main
+from kway.jobs import training
+from kway.launch.local import Ranks
+
+FILES = {
+    "broken.py": "import a_module_that_is_not_there\n",
+    "raises.py": "def make():\n    raise RuntimeError('no weights today')\n",
+    "empty.py": "x = 1\n",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with the user's files, in a process that can start no ranks and sees no GPU."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    data = tmp_path / "data" / "fashion-mnist"
+    data.mkdir(parents=True)
+    (data / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"\x00\x00\x08\x03" + bytes(12))[:-4])
+    (tmp_path / "none").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "train.json").write_text("{}")
+    (tmp_path / "a-file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("KWAY_DATA", raising=False)
+
+    def start(self):
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr(Ranks, "_start", start)
+    monkeypatch.setattr(training, "run_rank", start)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("mlp --devices cuda:0", "cuda:0"),
+        ("mlp --devices cuda:0,0", "cuda:0,0"),
+        ("mlp --devices cpu:0", "cpu:0"),
+        ("mlp --devices many", "many"),
+        ("mlp --devices cpu:2 --strategy sideways", "sideways"),
+        ("mlp --devices cpu:2 --strategy data=3", "data=3"),
+        ("mlp --devices cpu:2 --strategy single", "single"),
+        ("mpl", "did you mean 'mlp'"),
+        ("mlp --data mnist6k", "mnist6k"),
+        ("mlp --optimizer sdg", "sdg"),
+        ("mlp --loss crossentropy", "crossentropy"),
+        ("mlp --precision fp8", "fp8"),
+        ("mlp --exactness perfect", "perfect"),
+        ("mlp --exactness bits --shards 2 --devices cpu:3", "3 devices"),
+        ("mlp --exactness bits --micro-batch 4", "micro_batch=4"),
+        ("resnet18 --micro-batch 4", "micro_batch=4"),
+        ("broken.py:Net", "a_module_that_is_not_there"),
+        ("raises.py:make", "no weights today"),
+        ("empty.py:Net", "no 'Net'"),
+        ("missing.py:Net", "missing.py"),
+        ("no.such.module:Net", "no module"),
+        ("mlp --batch-size 0", "batch_size=0"),
+        ("mlp --batch-size -3", "batch_size=-3"),
+        ("mlp --epochs 0", "epochs=0"),
+        ("mlp --steps 0", "steps=0"),
+        ("mlp --lr nan", "--lr nan"),
+        ("mlp --data fashion-mnist", "fashion-mnist"),
+        ("mlp --data fashion-mnist --data-dir none", "none"),
+        ("mlp --data fashion-mnist --data-dir data", "train-labels"),
+        ("mlp --data fashion-mnist --data-dir nowhere", "nowhere"),
+        ("mlp --out taken", "train.json"),
+        ("mlp --out a-file", "a-file"),
+        ("mlp --out a-file/below", "a-file"),
+        ("mlp --init nothing.safetensors", "nothing.safetensors"),
+        ("mlp --clip-norm 1 --clip-value 1", "--clip-norm"),
+        ("mlp --save-best mae", "mae"),
+        ("mlp --validate-every never", "never"),
+    ],
+)
+def test_train_refuses(here, capsys, line, named):
+    before = sorted(path for path in here.rglob("*") if "__pycache__" not in str(path))
+    assert main(["train", *line.split()]) == 2
+    said = capsys.readouterr()
+    assert named in said.err
+    assert said.out == ""
+    assert said.err.count("kway: error:") == 1
+    assert sorted(path for path in here.rglob("*") if "__pycache__" not in str(path)) == before
+
+
+def test_a_failing_factory_shows_its_traceback(here, capsys):
+    assert main(["train", "raises.py:make"]) == 2
+    assert "raises.py" in capsys.readouterr().err
+    assert not Path("runs").exists()
