@@ -69,14 +69,16 @@ class StepCore(ABC):
             total, weight = self.rule(output, target, samples)
         return output, target, total, weight
 
-    def check_parameters(self) -> None:
-        """Refuse a parameter that came after the optimizer was made and that the optimizer does not know.
+    def check_parameters(self) -> bool:
+        """Return whether the model has other parameters than at the last step.
+
+        Refuse a parameter that came after the optimizer was made and that the optimizer does not know.
 
         It would get a gradient and stay as it is: easy to overlook. Raises ``UsageError``.
         """
         now = list(self.model.parameters())
         if len(now) == len(self._known) and all(a is b for a, b in zip(now, self._known, strict=True)):
-            return
+            return False
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and id(parameter) not in held:
@@ -86,6 +88,7 @@ class StepCore(ABC):
                     "change the values in place (no_grad, copy_), or hand it over with add_param_group",
                 )
         self._known = now
+        return True
 
     def update(self) -> Tensor | None:
         """Add the penalty once, clip what was reduced, step optimizer and schedule. Return the penalty."""

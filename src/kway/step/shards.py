@@ -49,12 +49,8 @@ class ShardStep(StepCore):
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
-        self.check_parameters()
-        now = list(self.model.parameters())
-        if len(now) != len(self._flat.parameters) or any(
-            a is not b for a, b in zip(now, self._flat.parameters, strict=True)
-        ):
-            self._flat = FlatGradients(now, 2 * self.shards)
+        if self.check_parameters():
+            self._flat = FlatGradients(list(self.model.parameters()), 2 * self.shards)
         self.statistics.clear()
 
         def leaf(shard: int) -> list[Tensor]:
