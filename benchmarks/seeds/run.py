@@ -57,8 +57,7 @@ def parts(options: argparse.Namespace, k: int) -> list[Part]:
     exact = [kway, "train", "--model", "lenet", "--level", "bits", "--epochs", "2", *shared]
     chosen.append(Part("lenet-bits", exact, 90))
     if k > 1:
-        short = ["--epochs", "2" if options.cpu else "3", "--level", "loose"]
-        chosen.append(Part("resnet18-loose", [*resnet, *short, *shared], 90))
+        chosen.append(Part("resnet18-loose", [*resnet, *epochs, "--level", "loose", *shared], 150))
     wanted = options.parts.split(",") if options.parts else [part.name for part in chosen]
     return [part for part in chosen if part.name in wanted]
 
