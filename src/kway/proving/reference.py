@@ -87,7 +87,10 @@ class Reference:
             loss = _scalar(output if self.loss is None else self.loss(output, target))
         if self.job.penalty is not None:
             loss = loss + self.job.penalty(self.model)
+        held = _held(self.model)
         loss.backward()
+        # A checkpointed part ran again inside backward. One device should count a batch once.
+        _put_back(held)
         self._clip()
         gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
         self._last = {"loss": loss.detach().cpu().clone()}
@@ -118,6 +121,22 @@ class Reference:
             if isinstance(value, torch.Tensor)
         }
         return {name: value.detach().cpu().clone() for name, value in {**model, **optimizer}.items()}
+
+
+def _held(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]:
+    """List every buffer: its module, its name, the tensor itself and a copy of its values."""
+    return [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+
+
+@torch.no_grad()
+def _put_back(held: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]) -> None:
+    for module, name, buffer, values in held:
+        buffer.copy_(values)
+        setattr(module, name, buffer)
 
 
 def largest(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.comm.group import Group
 from kway.errors import RefusedError
+from kway.step.checkpointing import recomputing
 from kway.step.normalise import Normalise, Statistics, gather_statistics
 
 
@@ -79,7 +80,7 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
             f"batch normalisation needs more than 1 value a channel to train, and the global batch has "
             f"{statistics.count.item():.0f} (input {tuple(x.shape)} on rank {group.rank}): use a larger batch"
         )
-    if module.training and module.track_running_stats:
+    if module.training and module.track_running_stats and not recomputing():
         update_running(module, statistics)
     arguments = (x, module.weight, module.bias, statistics, module.eps, group, presence.counts)
     y: torch.Tensor = Normalise.apply(*arguments)  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.comm.group import Group
 from kway.step.batchnorm import replaceable_layers, update_running
+from kway.step.checkpointing import recomputing
 from kway.step.normalise import Statistics, local_statistics, pool
 
 Tensor = torch.Tensor
@@ -72,7 +73,8 @@ def per_shard(model: nn.Module, shards: int, device: torch.device) -> Iterator[S
                     f"batch normalisation needs more than 1 value a channel to train, and shard "
                     f"{statistics.shard} has 1 (input {tuple(x.shape)}): use a larger batch or fewer shards"
                 )
-            statistics.note(place, x)
+            if not recomputing():
+                statistics.note(place, x)
             return nn.functional.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
 
         return forward

@@ -14,6 +14,7 @@ from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.build import load_tensors, make_optimizer
+from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
 from kway.step.inputs import move
 from kway.step.precision import cast, precision_of
@@ -55,6 +56,7 @@ class Engine:
             job, self.model, self.device, level, self._level.global_statistics, shards, self.mesh.world
         )
         self.part.opened.enter_context(self.precision.flags())
+        self.part.opened.enter_context(buffers_kept(self.model))
         known = axes()
         for axis in layout:
             if known[axis].splits_batch:
