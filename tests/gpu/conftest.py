@@ -29,18 +29,19 @@ def two() -> str:
     return "cuda:0,1"
 
 
-class Pair:
-    """Ranks on two GPUs, started when first needed and again after a test that broke them."""
+class Warm:
+    """Ranks on the first GPUs, started when first needed and again after a test that broke them."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._ranks: Ranks | None = None
 
     def run(
         self, function: Callable[..., Any], *arguments: Any, size: int = 2, on_event: Any = None
     ) -> list[Any]:
-        """Call ``function(context, *arguments)`` on both; results by rank."""
+        """Call ``function(context, *arguments)`` in ``size`` of them; results by rank."""
         if self._ranks is None or not self._ranks.alive:
-            self._ranks = Ranks(["cuda:0", "cuda:1"])
+            self._ranks = Ranks([f"cuda:{index}" for index in range(self._count)])
         limit = timedelta(seconds=90)
         return self._ranks.run(function, *arguments, size=size, on_event=on_event, limit=limit)
 
@@ -50,13 +51,32 @@ class Pair:
 
 
 @pytest.fixture(scope="session")
-def _pair() -> Iterator[Pair]:
-    pair = Pair()
+def _pair() -> Iterator[Warm]:
+    pair = Warm(2)
     yield pair
     pair.close()
 
 
 @pytest.fixture
-def pair(_pair: Pair, two: str) -> Pair:
+def pair(_pair: Warm, two: str) -> Warm:
     """Two warm ranks, for tests that have no interest in how ranks start."""
     return _pair
+
+
+@pytest.fixture(scope="session")
+def _up_to_four() -> Iterator[tuple[Warm, int]]:
+    count = min(4, torch.cuda.device_count())
+    ranks = Warm(count)
+    with pytest.MonkeyPatch.context() as patch:
+        # cuBLAS reads it when it starts: ranks that wait for a task at level bits must have it from the beginning.
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        yield ranks, count
+    ranks.close()
+
+
+@pytest.fixture
+def up_to_four(_up_to_four: tuple[Warm, int]) -> tuple[Warm, str]:
+    """Warm ranks on up to four GPUs, at least two, for level bits; and the device sets of 1 to as many."""
+    ranks, count = _up_to_four
+    skip_below(2)
+    return ranks, " ".join("cuda:" + ",".join(map(str, range(k))) for k in range(1, count + 1))
