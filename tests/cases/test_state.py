@@ -155,18 +155,3 @@ def test_k01_a_file_that_matches_nothing_is_refused(tmp_path):
     job = job_of(partial(nn.Linear, 2, 2), x, init=tmp_path / "prefixed.safetensors")
     with pytest.raises(kway.UsageError, match=r"missing bias, weight; not in the model module\.bias"):
         kway.train(job, devices="cpu:1")
-
-
-class Sparse(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(4, 1, sparse=True, padding_idx=0)
-
-    def forward(self, tokens):
-        return self.table(tokens)
-
-
-def test_w32_sparse_gradients_are_refused_on_several_devices(trained):
-    tokens = torch.tensor([[0, 0, 0], [1, 1, 1]])
-    with pytest.raises(kway.RefusedError, match="sparse=False"):
-        trained(job_of(Sparse, tokens), 2)

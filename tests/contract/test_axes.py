@@ -80,22 +80,32 @@ def test_its_names_read_and_write_as_layouts(axis):
     assert title({axis.name: 3}) == f"{axis.name}=3"
 
 
-def test_at_size_1_the_model_is_not_touched(axis):
-    model = net()
+def opened_alone(layout, model):
+    job = kway.Job(**{**vars(job_of()), "precision": "fp32"})
+    return Engine(job, model, layout, World(), "math", 13)
+
+
+def hooks_of(model):
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [[len(getattr(module, kind)) for kind in kinds] for module in model.modules()]
+
+
+def test_at_size_1_the_model_is_touched_no_more_than_without_a_layout(axis):
+    plain, model = net(), net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    hooks = [len(module._forward_hooks) + len(module._backward_hooks) for module in model.modules()]
-    engine = Engine(
-        kway.Job(**{**vars(job_of()), "precision": "fp32"}), model, {axis.name: 1}, World(), "math", 13
-    )
+    bare = hooks_of(model)
+    without, engine = opened_alone({}, plain), opened_alone({axis.name: 1}, model)
     try:
         assert engine.model is model
         assert not any("forward" in vars(module) for module in model.modules())
-        assert [len(m._forward_hooks) + len(m._backward_hooks) for m in model.modules()] == hooks
+        assert hooks_of(model) == hooks_of(plain)
         after = model.state_dict()
         assert list(after) == list(before)
         assert all(torch.equal(after[name], before[name]) for name in before)
     finally:
+        without.close()
         engine.close()
+    assert hooks_of(model) == hooks_of(plain) == bare
 
 
 def open_step_close(context, layout, level):

@@ -1,18 +1,24 @@
 """The gradients of a model as one flat vector for each dtype, with flags and scalars behind them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from kway.errors import RefusedError
+from kway.comm.rows import as_real, from_rows, has_rows, write
+
+Tensor = torch.Tensor
 
 # Scalars travel with a gradient vector only where its dtype holds counts and losses well enough.
 _CARRIERS = (torch.float32, torch.float64)
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """View a complex tensor as pairs of reals: not every collective keeps an imaginary part."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+@dataclass(frozen=True)
+class _Marks:
+    """Flags of a table: above 0 at the rows that anybody looked up, and where anybody had a dense gradient."""
+
+    rows: Tensor
+    dense: Tensor
 
 
 class FlatGradients:
@@ -20,68 +26,110 @@ class FlatGradients:
 
     A flag is above 0 where anybody had a gradient for the parameter: a parameter without one keeps
     ``grad = None``, since a zero gradient would move it by momentum and decay. ``vectors`` is what gets
-    summed; flags and numbers lie at the end of one of them.
+    summed; flags and numbers lie at the end of one of them. Sparse gradients lie there with their zeros. Those of
+    the parameters named in ``tables`` are handed out sparse again: they have a flag a row. ``beside``: parameters
+    of the same model whose gradients travel otherwise.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], scalars: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        scalars: int,
+        tables: Collection[torch.nn.Parameter] = (),
+        beside: Collection[torch.nn.Parameter] = (),
+    ) -> None:
         self.parameters = list(parameters)
-        reals = [_real(parameter.detach()) for parameter in self.parameters]
-        device = reals[0].device if reals else torch.device("cpu")
-        carrier = next((real.dtype for real in reals if real.dtype in _CARRIERS), torch.float32)
-        count = len(self.parameters)
+        reals = [as_real(parameter.detach()) for parameter in self.parameters]
+        others = [as_real(parameter.detach()) for parameter in beside]
+        device = next((real.device for real in [*reals, *others]), torch.device("cpu"))
+        dtypes = [real.dtype for real in [*reals, *others]]
+        carrier = next((dtype for dtype in dtypes if dtype in _CARRIERS), torch.float32)
+        wanted = {id(table) for table in tables}
+        marked = {place: len(p) for place, p in enumerate(self.parameters) if id(p) in wanted}
+        sizes = [len(self.parameters), *(rows + 1 for rows in marked.values()), scalars]
         lengths = dict.fromkeys([carrier, *(real.dtype for real in reals)], 0)
         places = []
         for real in reals:
             places.append(lengths[real.dtype])
             lengths[real.dtype] += real.numel()
-        lengths[carrier] += count + scalars
+        lengths[carrier] += sum(sizes)
         store = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in lengths.items()}
         self.vectors = list(store.values())
-        tail = store[carrier][lengths[carrier] - count - scalars :]
-        self.flags, self.scalars = tail[:count], tail[count:]
+        tail = store[carrier][lengths[carrier] - sum(sizes) :]
+        self.flags, *marks, self.scalars = torch.split(tail, sizes)
+        self._marks = {place: _Marks(m[:-1], m[-1:]) for place, m in zip(marked, marks, strict=True)}
         self._views = []
         for parameter, real, place in zip(self.parameters, reals, places, strict=True):
             piece = store[real.dtype][place : place + real.numel()].view(real.shape)
             self._views.append(torch.view_as_complex(piece) if parameter.is_complex() else piece)
 
-    def collect(self, scalars: torch.Tensor, counts: bool = True) -> bool:
+    def collect(self, scalars: Tensor, counts: bool = True) -> bool:
         """Copy the gradients and ``scalars`` in; return whether every parameter had a gradient that counts.
 
-        ``counts=False``: what this rank has is a zero that must not make a parameter look used. Raises
-        ``RefusedError`` for sparse gradients.
+        ``counts=False``: what this rank has is a zero that must not make a parameter look used.
         """
         present = [parameter.grad is not None for parameter in self.parameters]
-        views = [view for view, there in zip(self._views, present, strict=True) if there]
-        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if any(grad.is_sparse for grad in grads):
-            raise RefusedError(
-                "a sparse gradient (an embedding with sparse=True)",
-                "several devices sum dense gradients",
-                "use sparse=False",
-            )
         complete = all(present) and counts
         if not complete:
             for vector in self.vectors:
                 vector.zero_()
         if counts:
-            torch._foreach_copy_(views, grads)
+            self._copy()
         if complete:
             self.flags.fill_(1.0)
         else:
             self.flags.copy_(torch.tensor([float(there and counts) for there in present]))
+        for place, marks in self._marks.items():
+            self._mark(marks, self.parameters[place].grad if counts else None)
         self.scalars.copy_(scalars)
         return complete
 
     def hand_out(self, complete: bool = False) -> None:
         """Make every gradient a view into the vectors, or ``None`` where no flag is up.
 
-        ``complete``: all flags are known to be up, so that nothing has to be read back.
+        ``complete``: all flags are known to be up, so that nothing has to be read back. A table gets the rows
+        that are marked, copied out of the vectors.
         """
         used = [True] * len(self.parameters) if complete else (self.flags > 0).tolist()
-        for parameter, view, there in zip(self.parameters, self._views, used, strict=True):
-            parameter.grad = view if there else None
+        for place, (parameter, view, there) in enumerate(
+            zip(self.parameters, self._views, used, strict=True)
+        ):
+            grad = view if there else None
+            if grad is not None and place in self._marks:
+                grad = self._table(self._marks[place], view)
+            parameter.grad = grad
 
-    def divide_(self, divisor: torch.Tensor) -> None:
+    def divide_(self, divisor: Tensor) -> None:
         """Divide all gradients by a scalar tensor, in place (flags and scalars have been read by now)."""
         for vector in self.vectors:
             vector.div_(divisor)
+        for place in self._marks:
+            grad = self.parameters[place].grad
+            if grad is not None and grad.is_sparse:
+                as_real(grad.values()).div_(divisor)
+
+    def _copy(self) -> None:
+        views, grads = [], []
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            grad = parameter.grad
+            if grad is not None and grad.is_sparse:
+                write(grad, view)
+            elif grad is not None:
+                views.append(view)
+                grads.append(grad)
+        if views:
+            torch._foreach_copy_(views, grads)
+
+    @staticmethod
+    def _mark(marks: _Marks, grad: Tensor | None) -> None:
+        marks.rows.zero_()
+        marks.dense.fill_(float(grad is not None and not has_rows(grad)))
+        if grad is not None and has_rows(grad):
+            marks.rows.index_fill_(0, grad._indices()[0], 1.0)
+
+    @staticmethod
+    def _table(marks: _Marks, view: Tensor) -> Tensor:
+        if bool(marks.dense > 0):
+            return view
+        rows = (marks.rows > 0).nonzero().squeeze(1)
+        return from_rows(rows, view[rows], view)

@@ -96,7 +96,7 @@ class Reference:
         self._clip()
         gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
         self._last = {"loss": loss.detach().cpu().clone()}
-        self._last |= {f"gradient/{name}": grad.detach().cpu().clone() for name, grad in gradients.items()}
+        self._last |= {f"gradient/{name}": _plain(grad) for name, grad in gradients.items()}
         self.optimizer.step()
         self._last |= self._tensors()
 
@@ -110,8 +110,12 @@ class Reference:
         if clip is None:
             return
         kind, limit = clip if isinstance(clip, tuple) else ("norm", clip)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+            _clip_rows(parameters, kind, limit)
+            return
         clipper = nn.utils.clip_grad_norm_ if kind == "norm" else nn.utils.clip_grad_value_
-        clipper(self.model.parameters(), limit)
+        clipper(parameters, limit)
 
     def _tensors(self) -> State:
         model = {f"model/{n}": v for n, v in self.model.state_dict().items() if isinstance(v, torch.Tensor)}
@@ -120,9 +124,33 @@ class Reference:
             f"optimizer/{names[parameter]}/{entry}": value
             for parameter, entries in self.optimizer.state.items()
             for entry, value in entries.items()
-            if isinstance(value, torch.Tensor)
+            if isinstance(value, torch.Tensor | int | float)
         }
-        return {name: value.detach().cpu().clone() for name, value in {**model, **optimizer}.items()}
+        return {name: _plain(value) for name, value in {**model, **optimizer}.items()}
+
+
+def _plain(value: torch.Tensor | float) -> torch.Tensor:
+    """Copy a tensor to the CPU, a sparse one with its zeros; make a tensor of a number."""
+    if not isinstance(value, torch.Tensor):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    value = value.detach().cpu()
+    return value.to_dense() if value.is_sparse else value.clone()
+
+
+def _clip_rows(parameters: list[nn.Parameter], kind: str, limit: float) -> None:
+    """Clip gradients of which some are sparse, which torch's own functions do not take."""
+    numbers = []
+    for parameter in parameters:
+        assert parameter.grad is not None
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+        numbers.append(parameter.grad.values() if parameter.grad.is_sparse else parameter.grad)
+    norm = torch.stack([number.abs().square().sum() for number in numbers]).sum().sqrt()
+    for number in numbers:
+        if kind == "norm":
+            number.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+        else:
+            number.clamp_(-limit, limit)
 
 
 def _held(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]:

@@ -11,6 +11,7 @@ from kway.data.loader import Share
 from kway.errors import UsageError
 from kway.job import Job, clip_rule
 from kway.step.batchnorm import Presence
+from kway.step.clip import clip_gradients
 from kway.step.inputs import move, splitter
 from kway.step.losses import rule_for
 from kway.step.precision import precision_of
@@ -102,11 +103,7 @@ class StepCore(ABC):
             penalty = value.detach()
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if self.clip is not None and parameters:
-            kind, limit = self.clip
-            if kind == "norm":
-                nn.utils.clip_grad_norm_(parameters, limit)
-            else:
-                nn.utils.clip_grad_value_(parameters, limit)
+            clip_gradients(parameters, *self.clip)
         stepped = True
         if self.scaler is None:
             self.optimizer.step()

@@ -16,6 +16,7 @@ from kway.step.batchnorm import Presence
 from kway.step.core import Outcome, StepCore, wide
 from kway.step.pooled import ShardStatistics
 from kway.step.seeds import seed_generators
+from kway.step.sparse import sparse_parameters
 from kway.step.tally import Tally, measure
 
 Tensor = torch.Tensor
@@ -45,12 +46,12 @@ class ShardStep(StepCore):
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
         self.first = held[group.rank][0]
         self._tree = TreeReducer(group, shards, held)
-        self._flat = FlatGradients(list(model.parameters()), 2 * shards)
+        self._flat = self._vectors()
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
         if self.check_parameters():
-            self._flat = FlatGradients(list(self.model.parameters()), 2 * self.shards)
+            self._flat = self._vectors()
         self.statistics.clear()
 
         def leaf(shard: int) -> list[Tensor]:
@@ -71,6 +72,10 @@ class ShardStep(StepCore):
             loss = loss / weight
         penalty = self.update()
         return Outcome(loss if penalty is None else loss + penalty, weight, losses)
+
+    def _vectors(self) -> FlatGradients:
+        parameters = list(self.model.parameters())
+        return FlatGradients(parameters, 2 * self.shards, sparse_parameters(self.model))
 
     def _shard(
         self, batch: object, samples: int, shard: int, total_samples: int, step: int, tally: Tally | None

@@ -104,4 +104,5 @@ class ShareStep(StepCore):
             self._divide(divisor)
             return
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        torch._foreach_div_(grads, divisor.to(grads[0].dtype)) if grads else None
+        # In the divisor's own dtype, which is at least float32: a model may mix dtypes.
+        torch._foreach_div_(grads, divisor) if grads else None

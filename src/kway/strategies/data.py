@@ -9,6 +9,7 @@ from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
 from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
+from kway.step.sparse import sparse_parameters
 from kway.strategies.base import Axis, Part
 
 
@@ -26,7 +27,20 @@ class Data(Axis):
         return list(range(1, devices + 1))
 
     def refuses(self, job: Job, model: nn.Module, size: int, level: str) -> str | None:
-        """Data parallelism keeps its levels for every model; a level it does not know is refused before."""
+        """Refuse what changes weights in a forward pass: each rank would change those of its own samples.
+
+        A level that it does not know is refused before.
+        """
+        for name, module in model.named_modules():
+            if (
+                size > 1
+                and isinstance(module, nn.Embedding | nn.EmbeddingBag)
+                and module.max_norm is not None
+            ):
+                return (
+                    f"embedding {name!r} with max_norm={module.max_norm} shortens the rows that a forward pass "
+                    "looks up, and every device looks up others; use one device, or leave max_norm out"
+                )
         return None
 
     def apply(self, part: Part, group: Group) -> None:
@@ -61,7 +75,8 @@ class Gradients:
             or len(now) != len(old)
             or any(a is not b for a, b in zip(now, old, strict=True))
         ):
-            self._reducer = GradientReducer(now, self._group, self._scalars)
+            tables = sparse_parameters(self._model)
+            self._reducer = GradientReducer(now, self._group, self._scalars, tables)
         return self._reducer.reduce(scalars, counts)
 
     def divide_(self, divisor: torch.Tensor) -> None:

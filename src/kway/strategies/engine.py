@@ -18,6 +18,7 @@ from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
 from kway.step.inputs import move
 from kway.step.precision import cast, precision_of
+from kway.step.sparse import dense
 from kway.step.tally import Tally, mean, measure
 from kway.strategies.base import Part
 from kway.strategies.layout import axes, check_level, check_model
@@ -187,12 +188,15 @@ class Engine:
         }
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        """Return copies of the optimizer's tensors as ``NAME/KEY``, on the CPU."""
+        """Return copies of the optimizer's tensors and numbers as ``NAME/KEY``, dense tensors on the CPU."""
         found = {}
         for name, parameter in self.model.named_parameters():
             for entry, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    found[f"{name}/{entry}"] = value.detach().cpu().clone()
+                if isinstance(value, int | float):
+                    wide = torch.float64 if isinstance(value, float) else None
+                    found[f"{name}/{entry}"] = torch.tensor(value, dtype=wide)
+                elif isinstance(value, torch.Tensor):
+                    found[f"{name}/{entry}"] = dense(value.detach()).cpu().clone()
         return found
 
     def load(self, state: Mapping[str, torch.Tensor], optimizer: Mapping[str, torch.Tensor]) -> None:
@@ -205,12 +209,14 @@ class Engine:
             parameter = parameters[name]
             # Step counters live on the CPU in most optimizers, as small tensors of another shape.
             place = parameter.device if value.shape == parameter.shape else torch.device("cpu")
-            self.optimizer.state[parameter][entry] = value.to(place).clone()
+            # An optimizer that counts its steps in a plain number (SparseAdam does) gets one back.
+            number = value.dtype == torch.int64 and not value.dim()
+            self.optimizer.state[parameter][entry] = int(value) if number else value.to(place).clone()
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return copies of the gradients of the last step by parameter name, on the CPU."""
         found = self.model.named_parameters()
-        return {name: p.grad.detach().cpu().clone() for name, p in found if p.grad is not None}
+        return {name: dense(p.grad.detach()).cpu().clone() for name, p in found if p.grad is not None}
 
     def close(self) -> None:
         """Give the model back as it was wrapped: plain layers, no hooks."""
