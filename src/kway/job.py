@@ -47,8 +47,9 @@ class Job:
     ``optimizer``
         called once with the model's named parameters: ``partial(torch.optim.SGD, lr=0.1)``.
     ``data``, ``validation``
-        a map-style data set, a tensor or array, a tuple or dict of them, or a ``DataLoader``, of which the
-        data set, collate function, workers and sampler are kept.
+        a map-style data set, a stream (``IterableDataset``, or an object with ``__iter__``), a tensor or array, a
+        tuple or dict of them, or a ``DataLoader``, of which the data set, collate function, workers and sampler
+        are kept.
     ``batch_size``
         the global batch, in samples, on any number of devices. ``None``: the loader's own, else 256.
     ``inputs``, ``target``

@@ -9,7 +9,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Subset,
     SubsetRandomSampler,
@@ -31,11 +30,6 @@ class Rows(Dataset):
 
     def __getitem__(self, index):
         return X[index], Y[index]
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
 
 
 def apart(data, batch_size=None, shuffle=True, **more):
@@ -185,8 +179,6 @@ class NoLength:
 @pytest.mark.parametrize(
     ("data", "error", "text"),
     [
-        (Stream(), UsageError, "IterableDataset"),
-        (DataLoader(Stream(), batch_size=2), UsageError, "IterableDataset"),
         (DataLoader(Rows(), batch_size=None), UsageError, "batch_size=None"),
         (iter([1]), UsageError, "iterator"),
         (NoLength(), UsageError, "len"),

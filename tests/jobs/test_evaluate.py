@@ -67,6 +67,25 @@ def test_predictions_come_in_the_order_of_the_data_set(spread, size, batch):
 
 
 @pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("data", [X, X.numpy(), (X,), list(X), {"input": X}])
+def test_predictions_need_no_targets(spread, size, data):
+    model = net()
+    expected = whole(model)
+    found = kway.predict(
+        job_of(), model, data=[(x,) for x in X] if isinstance(data, list) else data, devices=f"cpu:{size}"
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_predictions_without_targets_where_the_job_names_its_parts(spread):
+    model = net()
+    job = job_of(data={"image": X, "class": Y}, inputs="image", target="class")
+    expected = whole(model)
+    for data in ({"image": X}, X):
+        torch.testing.assert_close(kway.predict(job, model, data=data, devices="cpu:2"), expected)
+
+
+@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("micro_batch", [None, 1])
 def test_nested_predictions_keep_their_structure(spread, size, micro_batch):
     model = Several()

@@ -144,6 +144,24 @@ def test_a_module_loaded_from_a_file_travels_by_value(monkeypatch):
     assert load(by_value)(2) == 6
 
 
+def test_x02_functions_that_mention_modules_of_a_class_of_their_own():
+    def switch():
+        torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark
+        return torch.backends.cudnn, torch.ops.aten, torch.backends.mkldnn
+
+    assert there_and_back(switch)() == (torch.backends.cudnn, torch.ops.aten, torch.backends.mkldnn)
+    cudnn = torch.backends.cudnn
+    assert there_and_back(lambda: cudnn)() is torch.backends.cudnn
+
+
+def test_a_module_of_a_class_of_its_own_that_no_import_finds_is_an_error():
+    class Odd(types.ModuleType):
+        pass
+
+    with pytest.raises(TypeError, match="Odd"):
+        dump(Odd("torch"))
+
+
 def test_what_cannot_travel_leaves_no_file(tmp_path):
     with pytest.raises(TypeError, match="lock"):
         dump([torch.zeros(LARGE), threading.Lock()], tmp_path)

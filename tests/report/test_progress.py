@@ -84,6 +84,17 @@ def test_terminal_keeps_a_line_for_each_epoch_and_shows_the_last_accuracy() -> N
     assert lines[2].endswith("loss 0.5000  accuracy 0.9500")
 
 
+def test_data_of_unknown_length_show_what_is_known() -> None:
+    out, clock = Terminal(), Clock()
+    show = Progress(out, clock=clock, width=lambda: 120)
+    show(START | {"steps_per_epoch": None, "samples": None})
+    show(step(10, steps=None))
+    assert screen(out.getvalue()) == [
+        "10 epochs, data on 2 devices",
+        "epoch  1/10  step 10  2,000 samples/s  loss 0.5000",
+    ]
+
+
 def test_a_shorter_line_leaves_nothing_of_the_longer_one() -> None:
     out, clock = Terminal(), Clock()
     show = Progress(out, clock=clock, width=lambda: 120)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kway.errors import UsageError
-from kway.step.inputs import move, splitter
+from kway.step.inputs import caller, move, splitter
 
 A, B, C = torch.ones(2), torch.zeros(2), torch.tensor([1, 0])
 Pair = namedtuple("Pair", "image label")
@@ -105,6 +105,49 @@ def test_without_a_loss_the_model_gets_everything():
 def test_a_part_that_is_not_there_is_an_error_that_names_it(inputs, target, batch, named):
     with pytest.raises(UsageError, match=named):
         splitter(inputs, target, True)(batch)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "target", "batch", "args", "kwargs"),
+    [
+        (None, None, A, (A,), {}),
+        (None, None, (A,), (A,), {}),
+        (None, None, (A, C), (A,), {}),
+        (None, None, (A, B, C), (A, B), {}),
+        (None, None, {"x": A, "y": B}, (), {"x": A, "y": B}),
+        (None, None, {"x": A, "labels": C}, (), {"x": A}),
+        (None, None, OrderedDict(labels=B, target=C), (), {"labels": B}),
+        (None, "y", {"x": A, "y": C}, (), {"x": A}),
+        (None, "y", {"x": A, "z": B}, (), {"x": A, "z": B}),
+        (None, ["y", "z"], {"x": A, "z": B}, (), {"x": A}),
+        (None, 2, (A, B, C), (A, B), {}),
+        (None, 2, (A, B), (A, B), {}),
+        (None, 0, (C, A), (A,), {}),
+        (None, [1, 2], (A, C), (A,), {}),
+        (None, lambda batch: batch[-1], A, (A,), {}),
+        (None, lambda batch: batch[-1], (A, C), (A,), {}),
+        ("x", "y", {"x": A, "z": B}, (A,), {}),
+        ("x", "y", A, (A,), {}),
+        (0, 1, A, (A,), {}),
+        (0, 1, (A,), (A,), {}),
+        (lambda batch: batch["x"], "y", {"x": A}, (A,), {}),
+        (["nodes", "edges"], "label", Graph(A, B, 2, C), (A, B), {}),
+    ],
+)
+def test_prediction_takes_what_is_no_target(inputs, target, batch, args, kwargs):
+    same((*caller(inputs, target, True)(batch), None), args, kwargs, None)
+
+
+def test_prediction_by_a_model_that_has_its_own_loss_takes_all():
+    same((*caller(None, None, False)((A, B, C)), None), (A, B, C), {}, None)
+    same((*caller(None, None, False)({"x": A, "labels": C}), None), (), {"x": A, "labels": C}, None)
+
+
+def test_prediction_refuses_what_it_cannot_tell():
+    with pytest.raises(UsageError, match="'w'"):
+        caller("w", None, True)({"x": A})
+    with pytest.raises(UsageError, match="pass inputs= as well"):
+        caller(None, lambda batch: batch["y"], True)({"x": A, "y": C})
 
 
 def test_move_keeps_the_structure_and_casts_real_tensors_only():

@@ -146,12 +146,13 @@ def _usual_loss(data: Any) -> str:
     """Name the usual loss: cross-entropy for integer targets, MSE for real ones."""
     from kway.data.parts import take_apart
     from kway.data.share import cut
+    from kway.data.stream_reader import held
     from kway.step.inputs import splitter
 
-    parts = take_apart(data, batch_size=1, seed=0, shuffle=False) if not _is_loader(data) else None
-    if parts is None:
+    if _is_loader(data):
         batch = next(iter(data))
     else:
+        parts = held(take_apart(data, batch_size=1, seed=0, shuffle=False), 0, 1)
         share = cut(parts, parts.order.batch(0, 0), epoch=0, step=0, rank=0, size=1, seed=0)
         batch = share.micro[0][0]
     target = splitter(None, None, True)(batch)[2]

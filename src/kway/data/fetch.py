@@ -36,7 +36,13 @@ class Fetcher:
             for index in request.indices.tolist():
                 seed_generators(key(self.seed, "sample", request.epoch, index))
                 samples.append(self.dataset[index])
-            if self.collate is None:
-                return samples
-            seed_generators(key(self.seed, "collate", request.epoch, request.step, request.first))
-            return self.collate(samples)
+            return samples if self.collate is None else collated(self.collate, samples, self.seed, request)
+
+
+def collated(collate: Callable[[list[Any]], Any], samples: list[Any], seed: int, request: Request) -> Any:
+    """Make a batch of ``samples``, under generators seeded by where they stand in which global batch.
+
+    The process's own random state is not put back.
+    """
+    seed_generators(key(seed, "collate", request.epoch, request.step, request.first))
+    return collate(samples)

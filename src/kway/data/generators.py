@@ -3,9 +3,12 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+
+States = tuple[torch.Tensor, Any, Any]  # of torch, numpy and Python
 
 
 def seed_generators(seed: int) -> None:
@@ -21,10 +24,42 @@ def seed_generators(seed: int) -> None:
 @contextmanager
 def preserved() -> Iterator[None]:
     """Put the three global generators back, at the end, into the state in which they were."""
-    states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    before = _states()
     try:
         yield
     finally:
-        torch.default_generator.set_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        _restore(before)
+
+
+class OwnGenerators:
+    """A course of random numbers of its own, which goes on from one use to the next.
+
+    Between two uses the process draws what it would have drawn without them.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._states: States | None = None
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the three global generators follow this course while open."""
+        with preserved():
+            if self._states is None:
+                seed_generators(self._seed)
+            else:
+                _restore(self._states)
+            try:
+                yield
+            finally:
+                self._states = _states()
+
+
+def _states() -> States:
+    return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+
+
+def _restore(states: States) -> None:
+    torch.default_generator.set_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])

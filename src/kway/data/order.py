@@ -101,18 +101,24 @@ class Order(Protocol):
     """The order of the samples: the same in every process, whatever the number of devices or workers."""
 
     @property
-    def samples(self) -> int:
-        """The number of samples in the data set."""
+    def samples(self) -> int | None:
+        """The number of samples in the data set; ``None`` where only its end will tell."""
 
     @property
     def batch_size(self) -> int:
         """The number of samples in a full global batch."""
 
-    def steps(self, epoch: int) -> int:
-        """Return the number of global batches in this epoch."""
+    def steps(self, epoch: int) -> int | None:
+        """Return the number of global batches in this epoch; ``None`` where only its end will tell."""
 
     def batch(self, epoch: int, step: int) -> Indices:
         """Return the data set indices of one global batch, int64 of shape (samples in it,)."""
+
+    def digest(self, epoch: int) -> int | None:
+        """Return a number that stands for the order of this epoch, to be compared between ranks.
+
+        ``None`` where there is nothing to compare: the order is arithmetic, and equal by itself.
+        """
 
 
 @dataclass(frozen=True)
@@ -146,3 +152,6 @@ class KeyedOrder:
         start = step * self.batch_size
         positions = np.arange(start, min(start + self.batch_size, self.samples), dtype=np.int64)
         return permute(positions, self.samples, key(self.seed, "order", epoch)) if self.shuffle else positions
+
+    def digest(self, epoch: int) -> None:
+        """Return ``None``: the order is arithmetic."""

@@ -7,7 +7,6 @@ from typing import Any
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     default_collate,
@@ -16,6 +15,8 @@ from torch.utils.data import (
 from kway.data.arrays import in_memory
 from kway.data.order import KeyedOrder, Order, check_batch_size
 from kway.data.samplers import BatchSamplerOrder, SamplerOrder
+from kway.data.streams import StreamOrder, is_stream, length
+from kway.data.streams import notices as stream_notices
 from kway.errors import DataError, UsageError
 
 DEFAULT_BATCH_SIZE = 256
@@ -25,7 +26,8 @@ DEFAULT_BATCH_SIZE = 256
 class Parts:
     """What the user's data consists of.
 
-    ``dataset`` has ``len()`` and gives samples by index; ``order`` says which form a batch; ``collate``
+    ``dataset`` has ``len()`` and gives samples by index, or is a stream where ``order`` is a ``StreamOrder``;
+    ``order`` says which samples form a batch; ``collate``
     makes a batch from a list of samples, and is ``None`` where ``dataset`` is in memory and gives batches
     itself; ``workers`` is the number of loader processes a rank; ``worker_init`` is called in each with its
     number; ``notices`` are lines for the user.
@@ -48,14 +50,17 @@ def take_apart(
     collate: Callable[[list[Any]], Any] | None = None,
     workers: int | None = None,
 ) -> Parts:
-    """Take apart a data set, tensors, arrays (alone, in a tuple, list or dict) or a ``DataLoader``.
+    """Take apart a data set, a stream, tensors, arrays (alone, in a tuple, list or dict) or a ``DataLoader``.
 
     ``batch_size`` is the global one; ``None`` means the ``DataLoader``'s, or 256. ``shuffle`` False keeps the
     order of the data set (evaluation); a ``DataLoader`` that does not shuffle is not shuffled. Raises
-    ``UsageError`` for what cannot be spread over ranks, and ``DataError`` for an empty or uneven data set.
+    ``UsageError`` for what cannot be spread over ranks, and ``DataError`` for an empty or uneven data set. An
+    empty stream shows when it is read.
     """
     parts = _taken(data, batch_size, seed, shuffle, collate, workers)
-    if parts.order.steps(0) < 1:
+    if isinstance(parts.order, StreamOrder):
+        return parts
+    if not parts.order.steps(0):
         raise DataError(
             f"{parts.order.samples} samples and batches of {parts.order.batch_size} with drop_last",
             "at least one whole batch",
@@ -78,6 +83,9 @@ def _taken(
         raise UsageError(f"workers {workers!r}", "a whole number of loader processes, from 0")
     if isinstance(data, DataLoader):
         return _from_loader(data, batch_size, seed, shuffle, collate, workers)
+    if is_stream(data):
+        read_by = StreamOrder(length(data), batch_size or DEFAULT_BATCH_SIZE)
+        return _stream(data, read_by, shuffle, collate, workers or 0, None)
     samples = _count(data)
     order = KeyedOrder(samples, batch_size or DEFAULT_BATCH_SIZE, seed, shuffle)
     return _parts(data, order, collate, workers or 0, None, [])
@@ -102,19 +110,28 @@ def _parts(
     return Parts(in_memory(data) or data, order, collate or default_collate, workers, worker_init, notices)
 
 
+def _stream(
+    data: Any,
+    order: StreamOrder,
+    shuffle: bool,
+    collate: Callable[[list[Any]], Any] | None,
+    workers: int,
+    worker_init: Callable[[int], None] | None,
+) -> Parts:
+    notices = stream_notices(data, order, shuffle, workers)
+    # Two workers would have to split the stream: it may do so itself, or not, and nobody can tell.
+    return Parts(data, order, collate or default_collate, min(workers, 1), worker_init, notices)
+
+
 def _count(data: Any) -> int:
     """Return the number of samples. Raises where there are none, or no number, or no access by index."""
     kind = type(data).__name__
-    if isinstance(data, IterableDataset):
-        raise UsageError(
-            f"{kind} is an IterableDataset",
-            "samples must be found by index, so that every number of devices sees the same ones",
-            "give it __len__ and __getitem__ (a map-style data set), or read it into tensors",
-        )
     held = in_memory(data)
     source = data if held is None else held
     if not hasattr(source, "__getitem__"):
-        raise UsageError(f"data of type {kind}", "a data set with __len__ and __getitem__, tensors or arrays")
+        raise UsageError(
+            f"data of type {kind}", "a data set with __len__ and __getitem__, or __iter__; tensors or arrays"
+        )
     try:
         samples = len(source)
     except (TypeError, NotImplementedError):
@@ -134,8 +151,7 @@ def _from_loader(
     collate: Callable[[list[Any]], Any] | None,
     workers: int | None,
 ) -> Parts:
-    data = loader.dataset
-    samples = _count(data)
+    data: Any = loader.dataset
     batches: Any = loader.batch_sampler
     if batches is None:
         raise UsageError(
@@ -143,6 +159,12 @@ def _from_loader(
             "samples, not ready batches",
             "pass the data set and a batch_size",
         )
+    chosen = loader.num_workers if workers is None else workers
+    if is_stream(data):
+        _agree(batch_size, batches.batch_size)
+        read_by = StreamOrder(length(data), batches.batch_size, batches.drop_last)
+        return _stream(data, read_by, shuffle, collate or loader.collate_fn, chosen, loader.worker_init_fn)
+    samples = _count(data)
     for sampler in (batches, getattr(batches, "sampler", None), loader.sampler):
         if hasattr(sampler, "num_replicas"):
             raise UsageError(
@@ -172,7 +194,6 @@ def _from_loader(
         notices.append(
             f"{type(order.sampler).__name__} is replayed in every process, seeded by seed and epoch"
         )
-    chosen = loader.num_workers if workers is None else workers
     return _parts(data, order, collate or loader.collate_fn, chosen, loader.worker_init_fn, notices)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kway.data.digest import digest_of
 from kway.data.generators import preserved, seed_generators
 from kway.data.order import Indices, check_batch_size, key
 from kway.errors import DataError, UsageError
@@ -84,6 +85,10 @@ class SamplerOrder:
         items = self._replay.at(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
         return _indices(items, self.samples, self.sampler)
 
+    def digest(self, epoch: int) -> int:
+        """Return a number that stands for all indices of this epoch in their order."""
+        return digest_of(self._replay.at(epoch))
+
 
 @dataclass(frozen=True)
 class BatchSamplerOrder:
@@ -115,6 +120,10 @@ class BatchSamplerOrder:
         if not 0 <= step < self.steps(epoch):
             raise UsageError(f"step {step} of epoch {epoch}", f"it has {self.steps(epoch)} steps")
         return _indices(list(self._replay.at(epoch)[step]), self.samples, self.sampler)
+
+    def digest(self, epoch: int) -> int:
+        """Return a number that stands for all batches of this epoch in their order."""
+        return digest_of([list(batch) for batch in self._replay.at(epoch)])
 
 
 def _indices(items: list[Any], samples: int, sampler: object) -> Indices:

@@ -7,12 +7,10 @@ threads, and later workers start in milliseconds.
 """
 
 import os
-import pickle
 import shutil
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
@@ -22,11 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import cloudpickle
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Sampler, get_worker_info
 
-from kway.data.fetch import Fetcher, Request
+from kway.data.parcel import Failure, Parcel, Reader, dumped
 from kway.errors import UsageError
 
 
@@ -37,12 +34,12 @@ class Workers:
     process gets a copy of the data set. Raises ``UsageError`` where they cannot be pickled.
     """
 
-    def __init__(self, fetcher: Fetcher, count: int, init: Callable[[int], None] | None, rank: int) -> None:
+    def __init__(self, reader: Reader, count: int, init: Callable[[int], None] | None, rank: int) -> None:
         try:
-            parcel = _Parcel(cloudpickle.dumps((fetcher, init)))
+            parcel = Parcel(dumped((reader, init)))
         except Exception as error:
             raise UsageError(
-                f"{type(fetcher.dataset).__name__} cannot be sent to loader workers ({error})",
+                f"{type(reader.dataset).__name__} cannot be sent to loader workers ({error})",
                 "a data set that can be pickled",
                 "use workers=0",
             ) from error
@@ -61,8 +58,8 @@ class Workers:
             generator=torch.Generator(),  # else a draw from the process's own generator
         )
 
-    def read(self, requests: Iterator[Request]) -> Iterator[Any]:
-        """Yield the batch of each request, in order."""
+    def read(self, requests: Iterator[Any]) -> Iterator[Any]:
+        """Yield the answer to each request, in order."""
         if self._loader is None:
             raise UsageError("workers that were closed", "open ones")
         self._requests.now = requests
@@ -70,7 +67,7 @@ class Workers:
             answers = iter(self._loader)
             self._parcel.content = b""  # all processes have it
             for answer in answers:
-                if isinstance(answer, _Failure):
+                if isinstance(answer, Failure):
                     raise answer.error()
                 yield answer
         except RuntimeError as error:
@@ -95,55 +92,14 @@ def _shared_memory() -> str:
     return f"{usage.free >> 20} of {usage.total >> 20} MiB free"
 
 
-class _Requests(Sampler[Request]):
+class _Requests(Sampler[Any]):
     """Hands an epoch's requests to torch's loader."""
 
     def __init__(self) -> None:
-        self.now: Iterator[Request] = iter(())
+        self.now: Iterator[Any] = iter(())
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[Any]:
         return self.now
-
-
-class _Parcel(Dataset[Any]):
-    """A pickled fetcher, opened in the worker."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content, self.dtype = content, torch.get_default_dtype()
-        self.fetcher: Fetcher | None = None
-
-    def open(self) -> Callable[[int], None] | None:
-        torch.set_default_dtype(self.dtype)  # what a data set makes must not depend on the number of workers
-        self.fetcher, init = pickle.loads(self.content)
-        self.content = b""
-        return init  # type: ignore[no-any-return]
-
-    def __getitem__(self, request: Request) -> Any:
-        assert self.fetcher is not None
-        try:
-            return self.fetcher.fetch(request)
-        except Exception as error:
-            info = get_worker_info()
-            where = f"loader worker {info.id if info else 0}, epoch {request.epoch}, step {request.step}"
-            return _Failure(error, where)
-
-
-class _Failure:
-    """An exception on its way from a worker: itself where it can be pickled, and its traceback as text."""
-
-    def __init__(self, error: Exception, where: str) -> None:
-        self.note = f"in {where}:\n{traceback.format_exc()}"
-        self.text = f"{type(error).__name__}: {error}"
-        try:
-            self.content = cloudpickle.dumps(error)
-            pickle.loads(self.content)
-        except Exception:
-            self.content = b""
-
-    def error(self) -> Exception:
-        found: Exception = pickle.loads(self.content) if self.content else RuntimeError(self.text)
-        found.add_note(self.note)
-        return found
 
 
 def _as_it_is(answer: Any) -> Any:
@@ -158,7 +114,7 @@ def _begin(worker: int) -> None:
     parcel: Any = info.dataset
     init = parcel.open()
     # What a user's worker_init_fn expects to find there; the info refuses plain assignment.
-    object.__setattr__(info, "dataset", parcel.fetcher.dataset)
+    object.__setattr__(info, "dataset", parcel.reader.dataset)
     if init is not None:
         init(worker)
 

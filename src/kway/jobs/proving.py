@@ -11,6 +11,7 @@ import torch
 
 from kway.data.order import Indices
 from kway.data.parts import Parts
+from kway.data.stream_reader import held
 from kway.devices.select import parse_list
 from kway.devices.topology import discover
 from kway.errors import KwayError, RefusedError, UsageError
@@ -72,7 +73,7 @@ def prove(
         check_level({}, exactness, shards)
     other = _certificate(against, exactness)
     sets = parse_list(devices, cluster)
-    parts, _ = training_parts(job)
+    parts = held(training_parts(job)[0], job.seed, steps)
     # The reference trains and casts the model: an instance stays as the user has it.
     model = build(
         replace(job, model=copy.deepcopy(job.model)) if isinstance(job.model, torch.nn.Module) else job
@@ -143,7 +144,9 @@ def draw(parts: Parts, steps: int, most: int) -> list[tuple[int, Indices]]:
     batches: list[tuple[int, Indices]] = []
     epoch = 0
     while len(batches) < steps:
-        for step in range(min(parts.order.steps(epoch), steps - len(batches))):
+        there = parts.order.steps(epoch)
+        assert there is not None
+        for step in range(min(there, steps - len(batches))):
             batches.append((epoch, parts.order.batch(epoch, step)))
         epoch += 1
     if most > 1 and all(len(indices) % most == 0 for _, indices in batches):

@@ -20,6 +20,8 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 
+from kway.registry import odd_module
+
 _LARGE = 64 * 1024
 _ALIGN = 64
 
@@ -88,6 +90,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, CodeType):
             return self._code(obj)
+        if isinstance(obj, ModuleType):
+            found = odd_module(obj)
+            if found is not None:
+                return found
         torch = self._torch
         if torch is not None:
             if isinstance(obj, torch.storage.TypedStorage):

@@ -76,7 +76,10 @@ def _update(norm: _BatchNorm, before: tuple[Tensor, Tensor, Tensor], values: lis
 def _joined(pieces: list[Any]) -> Any:
     first = pieces[0]
     if isinstance(first, Tensor):
-        return torch.cat(pieces)
+        sizes = [{piece.shape[place] for piece in pieces} for place in range(first.dim())]
+        # Where shards of other sizes differ is where the samples lie; equal ones may be joined along any.
+        along = next((place for place, found in enumerate(sizes) if len(found) > 1), 0)
+        return torch.cat(pieces, along)
     if isinstance(first, Mapping):
         return {key: _joined([piece[key] for piece in pieces]) for key in first}
     if isinstance(first, tuple | list):

@@ -28,9 +28,10 @@ class Progress:
     Call it with each event, a dict with ``event``:
 
     ``start``
-        ``epochs``, ``steps_per_epoch``, ``samples`` (in one epoch), ``devices``, ``strategy``
+        ``epochs``, ``steps_per_epoch`` and ``samples`` (in one epoch; ``None`` where only its end will tell),
+        ``devices``, ``strategy``
     ``step``
-        ``epoch`` (from 1), ``step`` (done in this epoch), ``steps``, ``loss`` (or ``None``), ``samples`` over
+        ``epoch`` (from 1), ``step`` (done in this epoch), ``steps`` and ``loss`` (or ``None``), ``samples`` over
         ``seconds`` (both since the epoch began)
     ``validation``
         ``epoch``, ``step``, ``validation_loss``, and one number for each metric

@@ -12,7 +12,7 @@ from kway.errors import UsageError
 from kway.job import Job, clip_rule
 from kway.step.batchnorm import Presence
 from kway.step.clip import clip_gradients
-from kway.step.inputs import move, splitter
+from kway.step.inputs import caller, move, splitter
 from kway.step.losses import rule_for
 from kway.step.precision import precision_of
 from kway.step.tally import Tally
@@ -47,6 +47,7 @@ class StepCore(ABC):
         self.precision = precision_of(job.precision)
         self.rule = rule_for(job.loss, device, self.precision.floating)
         self.split = splitter(job.inputs, job.target, job.loss is not None)
+        self._call = caller(job.inputs, job.target, job.loss is not None)
         self.scaler = self.precision.scaler(device)
         self.schedule = job.schedule(optimizer) if job.schedule is not None else None
         self.clip = clip_rule(job.clip)
@@ -57,9 +58,9 @@ class StepCore(ABC):
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
 
     def output(self, batch: Any) -> Any:
-        """Run the model alone on one collated batch."""
+        """Run the model alone on one collated batch, which need not hold a target."""
         with self.precision.compute(self.device):
-            args, kwargs, _ = self.split(move(batch, self.device, self.precision.floating))
+            args, kwargs = self._call(move(batch, self.device, self.precision.floating))
             return self.model(*args, **kwargs)
 
     def forward(self, batch: Any, samples: int) -> tuple[Any, Any, Tensor, Tensor]:

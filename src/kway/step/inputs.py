@@ -41,6 +41,7 @@ def _rebuilt(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         return items
 
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 
 
@@ -61,6 +62,39 @@ def splitter(inputs: Any, target: Any, has_loss: bool) -> Callable[[Any], Call]:
         return args, kwargs, goal
 
     return split
+
+
+def caller(inputs: Any, target: Any, has_loss: bool) -> Callable[[Any], Arguments]:
+    """Return a function that turns a batch into (args, kwargs) for the model alone, for prediction.
+
+    As ``splitter``, but the batch need not hold a target: where none is found, and for a tensor that is alone,
+    all of it is for the model.
+    """
+
+    def call(batch: Any) -> Arguments:
+        if inputs is not None and (callable(inputs) or not isinstance(batch, torch.Tensor)):
+            return _as_call(_pick(batch, inputs))
+        if isinstance(batch, torch.Tensor) or (not has_loss and target is None):
+            return _as_call(batch)
+        return _as_call(_rest(batch, target))
+
+    return call
+
+
+def _rest(batch: Any, target: Any) -> Any:
+    """Return what a batch holds beside the target, which may not be there."""
+    if target is None:
+        keys: list[Any] = [key for key in TARGET_KEYS if isinstance(batch, Mapping) and key in batch][:1]
+    else:
+        keys = list(target) if isinstance(target, list | tuple) else [target]
+    if isinstance(batch, Mapping):
+        if any(callable(key) for key in keys):
+            return _without(batch, target)
+        return {key: item for key, item in batch.items() if key not in keys}
+    if isinstance(batch, list | tuple) and keys and all(isinstance(key, int) for key in keys):
+        found = [key for key in keys if -len(batch) <= key < len(batch)]
+        return _without(batch, found) if found else batch
+    return batch[:-1] if isinstance(batch, list | tuple) and len(batch) > 1 else batch
 
 
 def _by_convention(batch: Any, has_loss: bool) -> Call:
@@ -128,7 +162,7 @@ def _without(batch: Any, key: Any) -> Any:
     return batch
 
 
-def _as_call(chosen: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _as_call(chosen: Any) -> Arguments:
     if isinstance(chosen, Mapping):
         return (), {str(key): item for key, item in chosen.items()}
     if isinstance(chosen, tuple | list):

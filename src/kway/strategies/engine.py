@@ -95,7 +95,13 @@ class Engine:
             seed=self.job.seed,
             micro_batch=self.job.micro_batch,
             shards=self._level.shards(self.part.shards),
+            compare=self._compare,
         )
+
+    def _compare(self, number: int) -> list[int]:
+        """Return the number that each rank of the batch gave, in rank order. A collective."""
+        own = torch.tensor(number, dtype=torch.int64, device=self.device)
+        return list(self.part.batch_group.stack(own).tolist())
 
     def cut(self, parts: Parts, indices: Indices, epoch: int, step: int) -> Share:
         """Read this rank's share of one global batch, given by its data set indices."""

@@ -1,0 +1,82 @@
+"""What travels between a rank and its loader workers: the reader, once, and exceptions."""
+
+import pickle
+import traceback
+from collections.abc import Callable
+from io import BytesIO
+from types import ModuleType
+from typing import Any, Protocol
+
+import cloudpickle
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from kway.registry import odd_module
+
+
+class Reader(Protocol):
+    """What runs in a worker: answers a request, which says of which epoch and step it is."""
+
+    @property
+    def dataset(self) -> Any:
+        """The user's data set."""
+
+    def fetch(self, request: Any) -> Any:
+        """Return the answer to one request."""
+
+
+def dumped(value: Any) -> bytes:
+    """Pickle what the user may have written anywhere: lambdas and classes of ``__main__`` too."""
+    out = BytesIO()
+    _Pickler(out, protocol=5).dump(value)
+    return out.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        found = odd_module(obj) if isinstance(obj, ModuleType) else None
+        return super().reducer_override(obj) if found is None else found
+
+
+class Parcel(Dataset[Any]):
+    """A pickled reader, opened in the worker."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.dtype = content, torch.get_default_dtype()
+        self.reader: Reader | None = None
+
+    def open(self) -> Callable[[int], None] | None:
+        """Unpack the reader, in the worker; return the user's ``worker_init_fn``."""
+        torch.set_default_dtype(self.dtype)  # what a data set makes must not depend on the number of workers
+        self.reader, init = pickle.loads(self.content)
+        self.content = b""
+        return init  # type: ignore[no-any-return]
+
+    def __getitem__(self, request: Any) -> Any:
+        """Return the reader's answer, or the exception that it raised as a ``Failure``."""
+        assert self.reader is not None
+        try:
+            return self.reader.fetch(request)
+        except Exception as error:
+            info = get_worker_info()
+            where = f"loader worker {info.id if info else 0}, epoch {request.epoch}, step {request.step}"
+            return Failure(error, where)
+
+
+class Failure:
+    """An exception on its way from a worker: itself where it can be pickled, and its traceback as text."""
+
+    def __init__(self, error: Exception, where: str) -> None:
+        self.note = f"in {where}:\n{traceback.format_exc()}"
+        self.text = f"{type(error).__name__}: {error}"
+        try:
+            self.content = cloudpickle.dumps(error)
+            pickle.loads(self.content)
+        except Exception:
+            self.content = b""
+
+    def error(self) -> Exception:
+        """Return the exception, with the traceback as a note."""
+        found: Exception = pickle.loads(self.content) if self.content else RuntimeError(self.text)
+        found.add_note(self.note)
+        return found
