@@ -37,7 +37,7 @@ MUTATORS = {
     "discard",
 }  # fmt: skip
 PUBLIC = {
-    "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "KwayError", "UsageError",
+    "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "NonFiniteError", "__version__",
 }  # fmt: skip
 

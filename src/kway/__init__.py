@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kway.jobs.parallel import parallel
     from kway.jobs.proving import prove
     from kway.jobs.training import train
+    from kway.step.gather import all_samples
     from kway.step.tally import accuracy
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _HOMES = {
     "UsageError": "errors",
     "Job": "job",
     "accuracy": "step.tally",
+    "all_samples": "step.gather",
     "evaluate": "jobs.evaluating",
     "parallel": "jobs.parallel",
     "predict": "jobs.evaluating",
@@ -48,6 +50,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "accuracy",
+    "all_samples",
     "evaluate",
     "parallel",
     "predict",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from kway.comm.group import Group
 from kway.data.loader import cut
 from kway.data.order import Indices
 from kway.data.parts import Parts
@@ -20,7 +21,9 @@ from kway.proving.compare import EPSILONS, NOISE_FACTOR, Comparison
 from kway.proving.quiet import without_dropout
 from kway.proving.reference import Reference, Snapshot
 from kway.proving.shard_reference import ShardReference
+from kway.step.batchnorm import Presence
 from kway.step.deterministic import bits_hold_within, deterministic
+from kway.step.gather import WholeBatch
 from kway.step.precision import precision_of
 from kway.step.storage import to_bytes
 
@@ -106,7 +109,7 @@ class BitsJudge(Judge):
         super().__init__(case)
         reference = ShardReference(case.job, case.model, case.home)
         with deterministic(case.home):
-            snapshots = _run(reference, case, _orders(case, case.shards), self.notices)
+            snapshots = _run(reference, case, _orders(case, case.shards), self.notices, case.shards)
         self.anchor = _by_noise(case, snapshots, alone(case.spec({}, "bits")))
         self._digests = alone(case.spec({}, "bits", free=True))["digests"]
         self._losses = [float(snapshot.after["loss"]) for snapshot in snapshots]
@@ -165,11 +168,13 @@ class BitsJudge(Judge):
 
 
 def _run(
-    reference: Reference, case: Case, orders: Iterator[Sequence[Any]], notices: list[str]
+    reference: Reference, case: Case, orders: Iterator[Sequence[Any]], notices: list[str], shards: int = 1
 ) -> list[Snapshot]:
     """Take the steps of a reference; put the state before each where candidates find it."""
     snapshots = []
-    with without_dropout(case.model) as silenced, precision_of(case.job.precision).flags():
+    batch = WholeBatch(Group(), Presence(), shards)
+    flags = precision_of(case.job.precision).flags()
+    with without_dropout(case.model) as silenced, flags, batch.current():
         for step, snapshot in enumerate(reference.steps(orders)):
             candidate.before_file(case.scratch, step).write_bytes(to_bytes(snapshot.before))
             snapshots.append(replace(snapshot, before={}))

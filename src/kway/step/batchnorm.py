@@ -8,18 +8,27 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.comm.group import Group
+from kway.data.share import Share
 from kway.errors import RefusedError
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import Normalise, Statistics, gather_statistics
 
 
 class Presence:
-    """Whether this rank's current share counts. A rank without samples runs a ghost that must not count."""
+    """Whether this rank's current share counts, and in how many ``pieces`` it is computed.
+
+    A rank without samples runs a ghost that must not count.
+    """
 
     def __init__(self) -> None:
         self.counts = True
+        self.pieces = 1
         # Whether a batch must not be cut in time, because a layer needs its statistics as a whole.
         self.whole = False
+
+    def take(self, share: Share) -> None:
+        """Take up another share."""
+        self.counts, self.pieces = share.count > 0, len(share.micro)
 
 
 def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:

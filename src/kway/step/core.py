@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.comm.group import Group
 from kway.data.loader import Share
 from kway.errors import UsageError
 from kway.job import Job, clip_rule
 from kway.step.batchnorm import Presence
 from kway.step.clip import clip_gradients
+from kway.step.gather import WholeBatch
 from kway.step.inputs import caller, move, splitter
 from kway.step.losses import rule_for
 from kway.step.precision import precision_of
@@ -41,9 +43,11 @@ class StepCore(ABC):
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         presence: Presence,
+        group: Group,
+        shards: int = 1,
     ) -> None:
         self.job, self.model, self.optimizer, self.device = job, model, optimizer, device
-        self.presence = presence
+        self.presence, self.whole_batch = presence, WholeBatch(group, presence, shards)
         self.precision = precision_of(job.precision)
         self.rule = rule_for(job.loss, device, self.precision.floating)
         self.split = splitter(job.inputs, job.target, job.loss is not None)
@@ -59,17 +63,26 @@ class StepCore(ABC):
 
     def output(self, batch: Any) -> Any:
         """Run the model alone on one collated batch, which need not hold a target."""
-        with self.precision.compute(self.device):
+        with self.precision.compute(self.device), self.whole_batch.current():
             args, kwargs = self._call(move(batch, self.device, self.precision.floating))
             return self.model(*args, **kwargs)
 
     def forward(self, batch: Any, samples: int) -> tuple[Any, Any, Tensor, Tensor]:
         """Run model and loss on one collated batch: (output, target, total, weight)."""
-        with self.precision.compute(self.device):
+        with self.precision.compute(self.device), self.whole_batch.current():
             args, kwargs, target = self.split(move(batch, self.device, self.precision.floating))
             output = self.model(*args, **kwargs)
             total, weight = self.rule(output, target, samples)
         return output, target, total, weight
+
+    def backward(self, objective: Tensor) -> None:
+        """Add the gradients of a scalar, if it has any. Parts of the model may be computed again."""
+        if not objective.requires_grad:
+            return
+        scaled: Tensor = self.scaler.scale(objective) if self.scaler else objective
+        self.whole_batch.follow(scaled)
+        with self.whole_batch.current():
+            scaled.backward()  # type: ignore[no-untyped-call]
 
     def check_parameters(self) -> bool:
         """Return whether the model has other parameters than at the last step.

@@ -41,7 +41,7 @@ class ShardStep(StepCore):
         shards: int,
         statistics: ShardStatistics,
     ) -> None:
-        super().__init__(job, model, optimizer, device, presence)
+        super().__init__(job, model, optimizer, device, presence, group, shards)
         self.group, self.shards, self.statistics = group, shards, statistics
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
         self.first = held[group.rank][0]
@@ -52,6 +52,7 @@ class ShardStep(StepCore):
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
         if self.check_parameters():
             self._flat = self._vectors()
+        self.presence.take(share)
         self.statistics.clear()
 
         def leaf(shard: int) -> list[Tensor]:
@@ -88,8 +89,7 @@ class ShardStep(StepCore):
             seed_generators(key(self.job.seed, "step", step, "shard", shard), self.device)
             output, target, total, weight = self.forward(batch, samples)
             objective = total / total_samples
-            if objective.requires_grad:
-                (self.scaler.scale(objective) if self.scaler else objective).backward()  # type: ignore[no-untyped-call]
+            self.backward(objective)
             slots = slots.to(wide(total))
             slots[0, shard], slots[1, shard] = total.detach(), weight
             if tally is not None:

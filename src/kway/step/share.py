@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from kway.comm.group import Group
 from kway.data.loader import Share
 from kway.data.seeds import key
 from kway.errors import RefusedError
@@ -23,8 +24,8 @@ Divide = Callable[[Tensor], None]
 class ShareStep(StepCore):
     """The arithmetic of a step: forward and backward over micro-batches, reduction, clipping, optimizer.
 
-    ``place``: this rank's place among ``ranks`` shares. ``reduce`` and ``divide``: as of a
-    ``GradientReducer``, or ``None`` where one device holds the whole batch.
+    ``group``: the ranks among which the batch is cut; ``place``: this rank's place among ``ranks`` shares.
+    ``reduce`` and ``divide``: as of a ``GradientReducer``, or ``None`` where one device holds the whole batch.
     """
 
     def __init__(
@@ -35,12 +36,13 @@ class ShareStep(StepCore):
         device: torch.device,
         *,
         presence: Presence,
+        group: Group,
         place: int = 0,
         ranks: int = 1,
         reduce: Reduce | None = None,
         divide: Divide | None = None,
     ) -> None:
-        super().__init__(job, model, optimizer, device, presence)
+        super().__init__(job, model, optimizer, device, presence, group)
         self.place, self.ranks = place, ranks
         self._reduce, self._divide = reduce, divide
 
@@ -77,7 +79,7 @@ class ShareStep(StepCore):
     def _accumulate(self, share: Share, tally: Tally | None) -> Tensor:
         """Run forward and backward over the micro-batches; return losses and weights, this rank's in its slot."""
         slots: Tensor | None = None
-        self.presence.counts = share.count > 0
+        self.presence.take(share)
         for batch, samples in share.micro:
             if share.count and not samples:
                 continue
@@ -87,8 +89,7 @@ class ShareStep(StepCore):
             else:
                 # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
                 objective = total * ((1.0 if samples else 0.0) / share.total)
-            if objective.requires_grad:
-                (self.scaler.scale(objective) if self.scaler else objective).backward()  # type: ignore[no-untyped-call]
+            self.backward(objective)
             if slots is None:
                 slots = torch.zeros(2, self.ranks, dtype=wide(total), device=total.device)
             if samples:

@@ -158,7 +158,7 @@ class Engine:
         self.model.eval()
         try:
             for share in shares:
-                self.part.presence.counts = share.count > 0
+                self.part.presence.take(share)
                 start = 0
                 for place, (batch, count) in enumerate(share.micro):
                     indices = share.indices[start : start + count]

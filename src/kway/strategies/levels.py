@@ -48,6 +48,7 @@ class _Share(Level):
             optimizer,
             part.device,
             presence=part.presence,
+            group=part.batch_group,
             place=part.place,
             ranks=part.shares,
             reduce=part.reduce,
