@@ -70,6 +70,26 @@ def test_a_sampler_is_compared_once_an_epoch():
     assert other[0] != other[1]
 
 
+def test_indices_of_any_kind_stand_for_the_same_order():
+    kinds = [list(range(8)), list(np.arange(8)), list(torch.arange(8)), range(8)]
+    digests = {
+        take_apart(with_sampler(k), batch_size=None, seed=0, shuffle=True).order.digest(0) for k in kinds
+    }
+    assert len(digests) == 1
+    odd = take_apart(with_sampler([[1], [1, 2]]), batch_size=None, seed=0, shuffle=True).order
+    assert odd.digest(0) not in digests  # it is refused where a batch is asked for, not here
+
+
+def test_every_index_of_a_long_order_enters():
+    long = list(range(1000))
+    other = [*long[:500], 0, *long[501:]]
+    orders = [
+        take_apart(DataLoader(long, batch_size=9, sampler=s), batch_size=None, seed=0, shuffle=True).order
+        for s in (long, other)
+    ]
+    assert orders[0].digest(0) != orders[1].digest(0)
+
+
 def test_batches_of_a_batch_sampler_are_compared_with_where_they_end():
     def of(batches):
         return DataLoader(torch.arange(64), batch_sampler=batches)

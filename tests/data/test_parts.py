@@ -182,6 +182,7 @@ class NoLength:
         (DataLoader(Rows(), batch_size=None), UsageError, "batch_size=None"),
         (iter([1]), UsageError, "iterator"),
         (NoLength(), UsageError, "len"),
+        (Rows, UsageError, r"class Rows.*Rows\(\)"),
         (3, UsageError, "int"),
         ([], DataError, "0 samples"),
         (torch.empty(0, 2), DataError, "0 samples"),

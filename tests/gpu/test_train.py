@@ -1,4 +1,5 @@
 import ctypes
+import os
 from functools import partial
 
 import pytest
@@ -93,6 +94,27 @@ def test_a_last_batch_of_one_sample_leaves_a_gpu_without_work(pair, two):
     images, labels = samples(27)
     given = job(model=images_only, data=(images, labels.clamp(min=0)))
     assert_equal_state(kway.train(given, devices=two, epochs=EPOCHS, ranks=pair).model, by_hand(given))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """The samples one after another; rank r begins with number ``first`` * r."""
+
+    def __init__(self, first=0):
+        self.first = first
+
+    def __iter__(self):
+        return iter(list(zip(*samples(), strict=True))[self.first * int(os.environ.get("RANK", "0")) :])
+
+
+def test_a_stream_on_two_gpus_gives_what_one_device_gives(pair, two):
+    given = job(shuffle=False)
+    streamed = kway.train(job(data=Stream(), shuffle=False), devices=two, epochs=EPOCHS, ranks=pair)
+    assert_equal_state(streamed.model, by_hand(given))
+
+
+def test_a_stream_that_two_gpus_see_differently_is_an_error(two):
+    with pytest.raises(kway.DataError, match="step 1, Stream gives rank 1 other items"):
+        kway.train(job(data=Stream(1), shuffle=False), devices=two, epochs=1)
 
 
 def test_evaluation_and_prediction_on_two_gpus_count_every_sample_once(two):

@@ -186,6 +186,25 @@ def test_a_proof_reads_the_first_batches_into_memory(ranks, level):
     assert any("first 12 items are read into memory" in notice for notice in proof.notices)
 
 
-def test_parts_of_a_job_with_workers_have_one(ranks):
-    train, _ = training_parts(job_of(Rows(), workers=3))
-    assert train.workers == 1
+@pytest.mark.starts
+def test_a_worker_changes_nothing(ranks):
+    assert training_parts(job_of(Rows(), workers=3))[0].workers == 1
+    runs = [
+        trained(ranks, job_of(Noisy(), model=deep, workers=workers), 2, exactness="bits", shards=4)
+        for workers in (0, 3)
+    ]
+    assert runs[0].record.weights_sha256 == runs[1].record.weights_sha256
+
+
+class FromEntropy:
+    def __iter__(self):
+        return iter(random.SystemRandom().sample(range(64), 64))
+
+
+def test_a_sampler_that_draws_from_the_system_is_an_error_that_names_rank_and_epoch(ranks):
+    data = DataLoader([item(index) for index in range(64)], batch_size=16, sampler=FromEntropy())
+    assert trained(ranks, job_of(data, batch_size=None), 1).record.steps == 8
+    with pytest.raises(
+        kway.DataError, match="in epoch 1, FromEntropy gives rank 1 another order than rank 0"
+    ):
+        trained(ranks, job_of(data, batch_size=None), 2)

@@ -17,10 +17,11 @@ from kway.job import Job
 from kway.registry import unknown
 
 
-def job_of(args: argparse.Namespace, **fixed: Any) -> tuple[Job, list[str]]:
+def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> tuple[Job, list[str]]:
     """Make the job that the flags describe, and the lines that say what was chosen.
 
-    ``fixed``: fields of the job that the command has read by itself. Raises ``UsageError``.
+    ``targets``: whether the command needs them; else any loss will do. ``fixed``: fields of the job that the
+    command has read by itself. Raises ``UsageError``.
     """
     named = load_object("model", args.model) if is_reference(args.model) else None
     if isinstance(named, Job):
@@ -30,7 +31,7 @@ def job_of(args: argparse.Namespace, **fixed: Any) -> tuple[Job, list[str]]:
         raise unknown("model", args.model, [*_zoo_names(), "path/file.py:name"])
     optimizer, optimizer_text = optimizer_of(args.optimizer or "sgd", args.lr)
     train, validation, source, data_text, notices = _data(args, seed)
-    loss = loss_of(args.loss) if args.loss else loss_of(_usual_loss(train))
+    loss = loss_of(args.loss or (_usual_loss(train) if targets else "mse"))
     loss_text = args.loss or "cross-entropy" * (type(loss).__name__ == "CrossEntropyLoss") or "mse"
     model, title = _model(args.model, named, source)
     job = Job(
@@ -101,7 +102,7 @@ def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list
         text = f"{source.name}: {len(source.train)} to train on, {len(source.validation)} held out"
         return source.train, source.validation, source, text, list(source.notices)
     found = load_object("--data", name)
-    if callable(found) and not hasattr(found, "__getitem__"):
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
         found = _call("--data", name, found)
     if isinstance(found, tuple | list) and len(found) == 2 and not any(_is_array(item) for item in found):
         return found[0], found[1], None, f"{name}: training and validation data", []

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.records import write_atomically
 
     weights = weights_file(args.weights)
-    job, lines = job_of(args)
+    job, lines = job_of(args, False)
     with claimed(args.out or default_folder(f"{job.title}-predictions"), "predictions.safetensors") as folder:
         tensors = named_tensors(predict(job, weights, devices=args.devices, strategy=args.strategy))
         path = folder / "predictions.safetensors"

@@ -81,6 +81,10 @@ def _taken(
         batch_size = check_batch_size(batch_size)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise UsageError(f"workers {workers!r}", "a whole number of loader processes, from 0")
+    if isinstance(data, type):
+        raise UsageError(
+            f"data that is the class {data.__name__}", "a data set", f"make one: {data.__name__}()"
+        )
     if isinstance(data, DataLoader):
         return _from_loader(data, batch_size, seed, shuffle, collate, workers)
     if is_stream(data):

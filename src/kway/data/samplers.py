@@ -87,7 +87,7 @@ class SamplerOrder:
 
     def digest(self, epoch: int) -> int:
         """Return a number that stands for all indices of this epoch in their order."""
-        return digest_of(self._replay.at(epoch))
+        return digest_of(_plain(self._replay.at(epoch)))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,16 @@ class BatchSamplerOrder:
 
     def digest(self, epoch: int) -> int:
         """Return a number that stands for all batches of this epoch in their order."""
-        return digest_of([list(batch) for batch in self._replay.at(epoch)])
+        return digest_of([_plain(list(batch)) for batch in self._replay.at(epoch)])
+
+
+def _plain(items: list[Any]) -> list[Any]:
+    """Return indices of any kind as integers of Python, and other items as they are."""
+    try:
+        found = np.asarray(items)
+    except ValueError:  # lists of several lengths, which ``batch`` will refuse
+        return items
+    return list(found.tolist()) if np.issubdtype(found.dtype, np.integer) else items
 
 
 def _indices(items: list[Any], samples: int, sampler: object) -> Indices:
