@@ -1,6 +1,6 @@
 """The gradients of a model as one flat vector for each dtype, with flags and scalars behind them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +8,13 @@ import torch
 from kway.comm.rows import as_real, from_rows, has_rows, write
 
 Tensor = torch.Tensor
+# Number of a vector, and the entries [start, stop) of it.
+Piece = tuple[int, int, int]
 
 # Scalars travel with a gradient vector only where its dtype holds counts and losses well enough.
 _CARRIERS = (torch.float32, torch.float64)
+# Entries: gradients behind flags and numbers start where vector instructions like to start.
+_ALIGNMENT = 32
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,10 @@ class FlatGradients:
 
     A flag is above 0 where anybody had a gradient for the parameter: a parameter without one keeps
     ``grad = None``, since a zero gradient would move it by momentum and decay. ``vectors`` is what gets
-    summed; flags and numbers lie at the end of one of them. Sparse gradients lie there with their zeros. Those of
-    the parameters named in ``tables`` are handed out sparse again: they have a flag a row. ``beside``: parameters
-    of the same model whose gradients travel otherwise.
+    summed; flags and numbers lie at the front of the one with number ``carrier``, and ``pieces`` says where each
+    parameter lies. Sparse gradients lie there with their zeros. Those of the parameters named in ``tables`` are
+    handed out sparse again: they have a flag a row. ``beside``: parameters of the same model whose gradients
+    travel otherwise.
     """
 
     def __init__(
@@ -48,15 +53,21 @@ class FlatGradients:
         marked = {place: len(p) for place, p in enumerate(self.parameters) if id(p) in wanted}
         sizes = [len(self.parameters), *(rows + 1 for rows in marked.values()), scalars]
         lengths = dict.fromkeys([carrier, *(real.dtype for real in reals)], 0)
+        # They lie at the front: backward reaches the last parameters first, and these are known after it.
+        lengths[carrier] = -(-sum(sizes) // _ALIGNMENT) * _ALIGNMENT
         places = []
         for real in reals:
             places.append(lengths[real.dtype])
             lengths[real.dtype] += real.numel()
-        lengths[carrier] += sum(sizes)
         store = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in lengths.items()}
         self.vectors = list(store.values())
-        tail = store[carrier][lengths[carrier] - sum(sizes) :]
-        self.flags, *marks, self.scalars = torch.split(tail, sizes)
+        numbers = {dtype: number for number, dtype in enumerate(store)}
+        self.carrier = numbers[carrier]
+        self.pieces: list[Piece] = [
+            (numbers[real.dtype], place, place + real.numel())
+            for real, place in zip(reals, places, strict=True)
+        ]
+        self.flags, *marks, self.scalars = torch.split(store[carrier][: sum(sizes)], sizes)
         self._marks = {place: _Marks(m[:-1], m[-1:]) for place, m in zip(marked, marks, strict=True)}
         self._views = []
         for parameter, real, place in zip(self.parameters, reals, places, strict=True):
@@ -68,13 +79,30 @@ class FlatGradients:
 
         ``counts=False``: what this rank has is a zero that must not make a parameter look used.
         """
+        self.copy_in(range(len(self.parameters)), counts)
+        return self.note(scalars, counts)
+
+    def copy_in(self, places: Iterable[int], counts: bool = True) -> None:
+        """Copy the gradients of some parameters in; zeros where there is none or none that counts."""
+        views, grads, empty = [], [], []
+        for place in places:
+            grad, view = self.parameters[place].grad, self._views[place]
+            if grad is None or not counts:
+                empty.append(view)
+            elif grad.is_sparse:
+                write(grad, view)
+            else:
+                views.append(view)
+                grads.append(grad)
+        if empty:
+            torch._foreach_zero_(empty)
+        if views:
+            torch._foreach_copy_(views, grads)
+
+    def note(self, scalars: Tensor, counts: bool = True) -> bool:
+        """Write flags and ``scalars``; return whether every parameter had a gradient that counts."""
         present = [parameter.grad is not None for parameter in self.parameters]
         complete = all(present) and counts
-        if not complete:
-            for vector in self.vectors:
-                vector.zero_()
-        if counts:
-            self._copy()
         if complete:
             self.flags.fill_(1.0)
         else:
@@ -107,18 +135,6 @@ class FlatGradients:
             grad = self.parameters[place].grad
             if grad is not None and grad.is_sparse:
                 as_real(grad.values()).div_(divisor)
-
-    def _copy(self) -> None:
-        views, grads = [], []
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            grad = parameter.grad
-            if grad is not None and grad.is_sparse:
-                write(grad, view)
-            elif grad is not None:
-                views.append(view)
-                grads.append(grad)
-        if views:
-            torch._foreach_copy_(views, grads)
 
     @staticmethod
     def _mark(marks: _Marks, grad: Tensor | None) -> None:

@@ -1,5 +1,6 @@
 """Collectives over one group of ranks. A group of one rank does nothing, so callers need no branch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,13 +37,24 @@ class Group:
         _gather_flat(gathered, tensor.contiguous().reshape(-1), group=self.handle)
         return gathered.reshape(self.size, *tensor.shape)
 
-    def exchange(self, sent: torch.Tensor, sent_sizes: list[int], sizes: list[int]) -> torch.Tensor:
-        """Send ``sent_sizes[r]`` entries of a flat tensor to each rank r; return what came, ``sizes[r]`` from r."""
+    def exchange(
+        self, sent: torch.Tensor, sent_sizes: list[int], sizes: list[int]
+    ) -> Callable[[], torch.Tensor]:
+        """Send ``sent_sizes[r]`` entries of a flat tensor to each rank r, beside whatever follows.
+
+        What is returned waits for the answer and gives it: ``sizes[r]`` entries from r. On a GPU the current
+        stream waits, not the caller.
+        """
         if self.size == 1:
-            return sent.clone()
+            return sent.clone
         received = sent.new_empty(sum(sizes))
-        dist.all_to_all_single(received, sent, sizes, sent_sizes, group=self.handle)
-        return received
+        work = dist.all_to_all_single(received, sent, sizes, sent_sizes, group=self.handle, async_op=True)
+
+        def answer() -> torch.Tensor:
+            work.wait()
+            return received
+
+        return answer
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Overwrite ``tensor`` with the first rank's values and return it."""

@@ -61,13 +61,17 @@ class TreeReducer:
         return self.spans[self.group.rank]
 
     def reduce(self, partials: Mapping[Span, torch.Tensor]) -> torch.Tensor:
-        """Return the root of the tree, given this rank's nodes as flat tensors of one length. A collective.
+        """Return the root of the tree, given this rank's nodes as flat tensors of one length. A collective."""
+        return self.begin(partials)()
+
+    def begin(self, partials: Mapping[Span, torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """Start a reduction; what is returned completes it. Both are collectives, in one order on all ranks.
 
         Each rank sums one slice of the vector over all nodes; slices are exchanged before and gathered after.
         """
         first = partials[self.own[0]]
         if self.group.size == 1:
-            return fold((0, self.shards), partials.get, torch.add)
+            return lambda: fold((0, self.shards), partials.get, torch.add)
         size = self.group.size
         length = -(-first.numel() // size)
         mine = first.new_zeros(size, len(self.own), length)
@@ -75,9 +79,13 @@ class TreeReducer:
             padded = torch.nn.functional.pad(partials[span], (0, size * length - first.numel()))
             mine[:, place] = padded.view(size, length)
         counts = [len(spans) * length for spans in self.spans]
-        received = self.group.exchange(mine.view(-1), [len(self.own) * length] * size, counts)
-        slices: dict[Span, torch.Tensor] = {}
-        for spans, block in zip(self.spans, torch.split(received, counts), strict=True):
-            slices.update(zip(spans, block.view(len(spans), length), strict=True))
-        own_slice = fold((0, self.shards), slices.get, torch.add)
-        return self.group.stack(own_slice).view(-1)[: first.numel()]
+        answer = self.group.exchange(mine.view(-1), [len(self.own) * length] * size, counts)
+
+        def complete() -> torch.Tensor:
+            slices: dict[Span, torch.Tensor] = {}
+            for spans, block in zip(self.spans, torch.split(answer(), counts), strict=True):
+                slices.update(zip(spans, block.view(len(spans), length), strict=True))
+            own_slice = fold((0, self.shards), slices.get, torch.add)
+            return self.group.stack(own_slice).view(-1)[: first.numel()]
+
+        return complete

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from kway.comm.buckets import BucketedTree
 from kway.comm.flat import FlatGradients
 from kway.comm.group import Group
 from kway.comm.tree import Span, TreeReducer, halves
@@ -46,25 +47,34 @@ class ShardStep(StepCore):
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
         self.first = held[group.rank][0]
         self._tree = TreeReducer(group, shards, held)
-        self._flat = self._vectors()
+        self._lay_out()
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
         if self.check_parameters():
-            self._flat = self._vectors()
+            self._lay_out()
         self.presence.take(share)
         self.statistics.clear()
 
         def leaf(shard: int) -> list[Tensor]:
-            batch, samples = share.micro[shard - self.first]
-            return self._shard(batch, samples, shard, share.total, step, tally)
+            scalars, counts = self._shard(shard, share, step, tally)
+            self._flat.collect(torch.cat([scalars, scalars.new_zeros(1)]), counts)
+            return [vector.clone() for vector in self._flat.vectors]
 
-        partials = {span: _summed(span, leaf) for span in self._tree.own}
-        for place, vector in enumerate(self._flat.vectors):
-            vector.copy_(self._tree.reduce({span: parts[place] for span, parts in partials.items()}))
+        # All but the last shard of this rank first: while that one is computed, its gradients are summed already.
+        *others, last = self._tree.own
+        partials = {span: _summed(span, leaf) for span in others}
+        spine: list[list[Tensor]] = []
+        start, stop = last
+        while stop - start > 1:
+            left, (start, stop) = halves((start, stop))
+            spine.append(_summed(left, leaf))
+        with self._buckets.during_backward(partials, spine):
+            scalars, counts = self._shard(start, share, step, tally)
+        self._buckets.finish(scalars, counts)
         self._flat.hand_out()
         self.statistics.finish(self.group)
-        losses, weights = self._flat.scalars.clone().view(2, self.shards)
+        losses, weights = self._flat.scalars[:-1].clone().view(2, self.shards)
         loss, weight = losses.sum(), weights.sum()
         self._flat.divide_(
             weight / share.total if self.rule.averaged else weight.new_tensor(1.0 / share.total)
@@ -74,28 +84,26 @@ class ShardStep(StepCore):
         penalty = self.update()
         return Outcome(loss if penalty is None else loss + penalty, weight, losses)
 
-    def _vectors(self) -> FlatGradients:
+    def _lay_out(self) -> None:
         parameters = list(self.model.parameters())
-        return FlatGradients(parameters, 2 * self.shards, sparse_parameters(self.model))
+        self._flat = FlatGradients(parameters, 2 * self.shards + 1, sparse_parameters(self.model))
+        self._buckets = BucketedTree(self._flat, self._tree)
 
-    def _shard(
-        self, batch: object, samples: int, shard: int, total_samples: int, step: int, tally: Tally | None
-    ) -> list[Tensor]:
-        """Return the flat gradients of one shard, with its loss and weight in its own slots."""
+    def _shard(self, shard: int, share: Share, step: int, tally: Tally | None) -> tuple[Tensor, bool]:
+        """Compute one shard's gradients. Return its loss and weight in its own slots, and whether it has samples."""
+        batch, samples = share.micro[shard - self.first]
         self.optimizer.zero_grad(set_to_none=True)
         slots = torch.zeros(2, self.shards, dtype=torch.float64, device=self.device)
         if samples:
             self.statistics.shard = shard
             seed_generators(key(self.job.seed, "step", step, "shard", shard), self.device)
             output, target, total, weight = self.forward(batch, samples)
-            objective = total / total_samples
-            self.backward(objective)
+            self.backward(total / share.total)
             slots = slots.to(wide(total))
             slots[0, shard], slots[1, shard] = total.detach(), weight
             if tally is not None:
                 measure(self.job.metrics, output, target, samples, tally, shard)
-        self._flat.collect(slots.view(-1), counts=samples > 0)
-        return [vector.clone() for vector in self._flat.vectors]
+        return slots.view(-1), samples > 0
 
 
 def _summed(span: Span, leaf: Callable[[int], list[Tensor]]) -> list[Tensor]:

@@ -1,0 +1,170 @@
+"""The tree over shards completed in buckets, the first of them while backward still computes the rest."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from kway.comm.flat import FlatGradients, Piece
+from kway.comm.tree import Span, TreeReducer
+
+Tensor = torch.Tensor
+Vectors = list[Tensor]
+
+# As much as hides the start of a collective. Small models have one bucket, and no more work than without.
+BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Entries [start, stop) of a flat vector, and the parameters whose gradients lie there."""
+
+    vector: int
+    start: int
+    stop: int
+    parameters: tuple[int, ...]
+
+
+def cut(pieces: Sequence[Piece], widths: Sequence[int], tail: int, limit: int) -> list[Bucket]:
+    """Cut flat vectors into buckets of about ``limit`` bytes, in the order in which backward completes them.
+
+    Backward reaches the last parameters first. ``widths``: bytes of an entry by vector. What comes before the
+    first parameter of vector ``tail`` is known only after backward: it belongs to the last bucket of all.
+    """
+    buckets: list[Bucket] = []
+    open_: dict[int, list[int]] = {}
+    for place in reversed(range(len(pieces))):
+        number, start, _ = pieces[place]
+        held = open_.setdefault(number, [])
+        held.append(place)
+        if (pieces[held[0]][2] - start) * widths[number] >= limit:
+            buckets.append(Bucket(number, start, pieces[held[0]][2], tuple(open_.pop(number))))
+    first = min((start for number, start, _ in pieces if number == tail), default=0)
+    for number in [*(number for number in open_ if number != tail), tail]:
+        held = open_.get(number, [])
+        start = 0 if number == tail else pieces[held[-1]][1]
+        buckets.append(Bucket(number, start, pieces[held[0]][2] if held else first, tuple(held)))
+    return buckets
+
+
+class BucketedTree:
+    """Completes ``tree`` for the gradients of ``flat``, bucket by bucket and in the same order on all ranks.
+
+    ``flat`` has one number more than a step needs: how many gradients changed after their bucket was sent.
+    ``limit``: bytes of a bucket, ``BUCKET_BYTES`` if ``None``.
+    """
+
+    def __init__(self, flat: FlatGradients, tree: TreeReducer, limit: int | None = None) -> None:
+        self.flat, self.tree = flat, tree
+        widths = [vector.element_size() for vector in flat.vectors]
+        self.buckets = cut(flat.pieces, widths, flat.carrier, BUCKET_BYTES if limit is None else limit)
+        device = flat.vectors[0].device
+        stream: Any = torch.cuda.Stream
+        self._stream: Any = stream(device) if device.type == "cuda" else None
+        self._partials: dict[Span, Vectors] = {}
+        self._spine: list[Vectors] = []
+        self._missing: list[set[int]] = []
+        self._sent: dict[int, tuple[Tensor | None, int]] = {}
+        self._pending: list[Callable[[], None]] = []
+
+    @contextmanager
+    def during_backward(self, partials: dict[Span, Vectors], spine: list[Vectors]) -> Iterator[None]:
+        """Reduce what is complete while the last shard of this rank is computed inside.
+
+        ``partials``: this rank's other nodes of the tree. ``spine``: the left sums on the way from its last node
+        down to its last shard. Both stay as they are until ``finish``.
+        """
+        self._partials, self._spine = partials, spine
+        self._sent, self._pending = {}, []
+        trained = [place for place, p in enumerate(self.flat.parameters) if p.requires_grad]
+        # The last bucket holds what is known after backward only.
+        self._missing = [set(bucket.parameters).intersection(trained) for bucket in self.buckets[:-1]]
+        handles = []
+        if self.tree.group.size > 1:
+            for number, missing in enumerate(self._missing):
+                for place in sorted(missing):
+                    parameter: Any = self.flat.parameters[place]
+                    hook = partial(self._ready, number, place)
+                    handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def finish(self, scalars: Tensor, counts: bool) -> None:
+        """Reduce the rest and wait for all. Afterwards the vectors of ``flat`` hold the root of the tree.
+
+        ``scalars``, ``counts``: as for ``FlatGradients.collect``, for the last shard. A collective. Where on any
+        rank a gradient changed after its bucket was sent, all is reduced once more: a reentrant checkpoint can
+        reach a parameter twice.
+        """
+        for number in range(len(self._pending), len(self.buckets) - 1):
+            self._launch(number, counts)
+        late = sum(not self._unchanged(place) for place in self._sent)
+        self.flat.note(torch.cat([scalars, scalars.new_tensor([float(late)])]), counts)
+        self._launch(len(self.buckets) - 1, counts)
+        self._complete()
+        if len(self.buckets) > 1 and float(self.flat.scalars[-1]) > 0:
+            self._pending = []
+            self.flat.note(torch.cat([scalars, scalars.new_zeros(1)]), counts)
+            for number in range(len(self.buckets)):
+                self._launch(number, counts)
+            self._complete()
+        self._partials, self._spine, self._sent, self._pending = {}, [], {}, []
+
+    def _ready(self, number: int, place: int, _: Tensor) -> None:
+        self._missing[number].discard(place)
+        # Collectives must come in one order on all ranks: a bucket waits for those before it.
+        while len(self._pending) < len(self._missing) and not self._missing[len(self._pending)]:
+            self._launch(len(self._pending), True)
+
+    def _launch(self, number: int, counts: bool) -> None:
+        bucket = self.buckets[number]
+        vector = self.flat.vectors[bucket.vector][bucket.start : bucket.stop]
+        with self._beside():
+            self.flat.copy_in(bucket.parameters, counts)
+            if number < len(self.buckets) - 1:
+                self._sent.update((place, self._state(place)) for place in bucket.parameters)
+            own = vector
+            for left in reversed(self._spine):
+                own = left[bucket.vector][bucket.start : bucket.stop] + own
+            nodes = {
+                span: parts[bucket.vector][bucket.start : bucket.stop]
+                for span, parts in self._partials.items()
+            }
+            nodes[self.tree.own[-1]] = own
+            root = self.tree.begin(nodes)
+            # On a GPU nothing waits here but the stream, so the rest can follow at once.
+
+            def complete() -> None:
+                vector.copy_(root())
+
+            self._pending.append(complete)
+            if self._stream is not None:
+                complete()
+
+    def _complete(self) -> None:
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+            return
+        for complete in self._pending:
+            complete()
+
+    def _beside(self) -> Any:
+        """Enter the stream of reductions, behind what computed the gradients."""
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        return torch.cuda.stream(self._stream)
+
+    def _state(self, place: int) -> tuple[Tensor | None, int]:
+        grad = self.flat.parameters[place].grad
+        return grad, -1 if grad is None else grad._version
+
+    def _unchanged(self, place: int) -> bool:
+        grad, version = self._state(place)
+        return grad is self._sent[place][0] and version == self._sent[place][1]

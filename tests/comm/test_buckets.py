@@ -1,0 +1,115 @@
+"""Buckets of the flat gradients: how they are cut, and that they change nothing but the time."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from kway.comm.buckets import Bucket, BucketedTree, cut
+from kway.comm.flat import FlatGradients
+from kway.comm.group import Group
+from kway.comm.tree import TreeReducer, fold, halves
+from kway.data.order import bounds
+
+SHARDS = 5
+
+
+def test_buckets_come_in_the_order_of_backward_and_cover_every_vector():
+    pieces = [(0, 32, 40), (1, 0, 6), (0, 40, 60), (1, 6, 10), (0, 60, 61)]
+    assert cut(pieces, [4, 8], 0, 64) == [
+        Bucket(0, 40, 61, (4, 2)),
+        Bucket(1, 0, 10, (3, 1)),
+        Bucket(0, 0, 40, (0,)),
+    ]
+
+
+@pytest.mark.parametrize("limit", [1, 40, 10**9])
+def test_every_entry_lies_in_one_bucket_and_the_front_of_the_carrier_in_the_last(limit):
+    dtypes = [torch.float32, torch.bfloat16, torch.float64, torch.float32, torch.complex64]
+    flat = FlatGradients([nn.Parameter(torch.zeros(3, 5, dtype=dtype)) for dtype in dtypes], 3)
+    found = cut(flat.pieces, [vector.element_size() for vector in flat.vectors], flat.carrier, limit)
+    for number, vector in enumerate(flat.vectors):
+        spans = sorted((b.start, b.stop) for b in found if b.vector == number)
+        assert spans[0][0] == 0
+        assert spans[-1][1] == len(vector)
+        assert all(a[1] == b[0] for a, b in pairwise(spans))
+    assert sorted(place for b in found for place in b.parameters) == list(range(5))
+    assert (found[-1].vector, found[-1].start) == (flat.carrier, 0)
+
+
+def test_a_model_without_parameters_has_one_bucket():
+    assert cut([], [4], 0, 64) == [Bucket(0, 0, 0, ())]
+
+
+class Twice(nn.Module):
+    """Reaches one weight in two reentrant checkpoints: backward accumulates into it twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Linear(2, 2)
+        self.first, self.shared = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.shared, x, use_reentrant=True)
+        return x
+
+
+class Chain(nn.Sequential):
+    def __init__(self):
+        super().__init__(*(nn.Linear(4, 4) for _ in range(4)))
+
+
+def gradients(model, shard):
+    """Compute the gradients of one shard, whose samples depend on its number alone."""
+    model.zero_grad(set_to_none=True)
+    values = torch.randn(3, 4, generator=torch.Generator().manual_seed(shard)) * 10.0 ** (shard % 3)
+    model(values.requires_grad_()).square().sum().backward()
+
+
+def reduced(context, kind, limit):
+    """Return the root of the tree as vectors, and how many buckets were sent before backward ended."""
+    torch.manual_seed(0)
+    model, rank, size = kind(), context.world.rank, context.world.size
+    held = [bounds(SHARDS, size, place) for place in range(size)]
+    tree = TreeReducer(Group(rank, size), SHARDS, held)
+    flat = FlatGradients(list(model.parameters()), 2)
+    bucketed = BucketedTree(flat, tree, limit)
+
+    def leaf(span):
+        if span[1] - span[0] > 1:
+            return None
+        gradients(model, span[0])
+        flat.collect(torch.tensor([float(span[0]), 0.0]))
+        return [vector.clone() for vector in flat.vectors]
+
+    def add(left, right):
+        return [a + b for a, b in zip(left, right, strict=True)]
+
+    *others, last = tree.own
+    partials = {span: fold(span, leaf, add) for span in others}
+    spine, (start, stop) = [], last
+    while stop - start > 1:
+        left, (start, stop) = halves((start, stop))
+        spine.append(fold(left, leaf, add))
+    with bucketed.during_backward(partials, spine):
+        gradients(model, start)
+        early = len(bucketed._pending)
+    bucketed.finish(torch.tensor([float(start)]), True)
+    return flat.vectors, early, len(bucketed.buckets)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [Chain, Twice])
+def test_buckets_have_the_bits_of_the_whole(ranks, kind, size):
+    (expected, _, one), *_ = ranks.run(reduced, kind, 10**9, size=1)
+    assert one == 1
+    for found, early, count in ranks.run(reduced, kind, 64, size=size):
+        assert count > 2
+        assert (early > 0) == (size > 1)
+        for a, b in zip(found, expected, strict=True):
+            assert torch.equal(a, b)
+    assert expected[0][len(list(kind().parameters()))] == sum(range(SHARDS))
