@@ -45,7 +45,7 @@ def parts(options: argparse.Namespace, k: int) -> list[Part]:
         Part("machine", [kway, "machine"], 60),
         Part("lenet", [kway, "train", "--model", "lenet", *epochs, *shared], 120),
         Part("resnet18", [*resnet, *epochs, *shared], 150),
-        Part("proofs", [kway, "prove", *(["--models", "lenet"] if options.cpu else []), *shared], 150),
+        Part("proofs", [kway, "prove", *(["--models", "lenet"] if options.cpu else []), *shared], 270),
     ]
     if options.yardstick is not None and not options.cpu:
         file = [str(HERE / "yardstick_part.py"), str(options.yardstick / "anchors.py")]

@@ -87,7 +87,7 @@ def _proof_checks(proofs: dict[tuple[str, str, int], Row]) -> Iterable[Check]:
         ulps = [c["max_ulps"] for c in row.get("candidates", []) if c["max_ulps"] is not None]
         value = f"{row['verdict']}, at most {max(ulps):g} ulps" if ulps else row["verdict"]
         yield _check(
-            f"proof of {model} {precision}, 1 and {k}" if k > 1 else f"proof of {model} {precision}, 1",
+            f"proof of {model} {precision}, on 1 to {k}" if k > 1 else f"proof of {model} {precision}, on 1",
             value,
             "pass",
             row["verdict"] == "pass",
