@@ -64,9 +64,14 @@ class Job:
     ``micro_batch``
         the most samples a device computes at once; gradients accumulate to the same global batch.
     ``metrics``
-        by name: ``metric(output, target)`` returns per-sample values or ``(sum, weight)``.
+        by name: ``metric(output, target)`` returns per-sample values, ``(sum, weight)``, a number that counts
+        once a sample, or a dict of these: any keys, on any share, added up by name with their own weights.
     ``init``
         the path of a weights file, or a function that is called with the model.
+    ``ema``
+        decay of an exponential moving average of the parameters, between 0 and 1: after each optimizer step
+        that was taken, ``average = ema * average + (1 - ema) * parameter``, from the initial weights on.
+        Validation judges the average.
 
     Raises ``UsageError`` for values that cannot work.
     """
@@ -90,6 +95,7 @@ class Job:
     workers: int | None = None
     shuffle: bool = True
     name: str = ""
+    ema: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work on any number of devices."""
@@ -106,17 +112,28 @@ class Job:
         if not -(2**63) <= self.seed < 2**63:
             raise UsageError(f"seed={self.seed}", "it must fit 64 bits")
         clip_rule(self.clip)
-        taken = sorted(name for name in self.metrics if name in TAKEN_NAMES or name.startswith("train_"))
-        if taken:
-            raise UsageError(
-                f"a metric named {taken[0]!r}", "that name has a meaning in the record", "rename it"
-            )
+        if self.ema is not None and not _is_fraction(self.ema):
+            raise UsageError(f"ema={self.ema!r}", "it must be a number between 0 and 1, without both")
+        for name in self.metrics:
+            check_figure(name, f"a metric named {name!r}")
 
     @property
     def title(self) -> str:
         """A name for messages and folders."""
         name = self.name or getattr(self.model, "__name__", "") or type(self.model).__name__
         return str(name).strip("<>") or "model"
+
+
+def check_figure(name: Any, what: str) -> None:
+    """Raise ``UsageError`` for a metric's name that is no text or has another meaning in the record."""
+    if not isinstance(name, str) or not name:
+        raise UsageError(what, "the name of a figure must be a text")
+    if name in TAKEN_NAMES or name.startswith("train_"):
+        raise UsageError(what, "that name has a meaning in the record", "rename it")
+
+
+def _is_fraction(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1
 
 
 def _advice(value: Any) -> str:

@@ -151,7 +151,9 @@ class Training(Record):
     input wait included, evaluation and saving excluded; ``None`` where the run was too short for one window.
     ``peak_memory_bytes`` has one entry a rank. ``epochs`` holds ``epoch``, ``steps``, ``samples``,
     ``train_loss``, ``seconds`` (training only), ``samples_per_s``, ``lr``, one entry ``train_NAME`` a metric
-    and, where there is validation data, ``validation_loss`` and one entry a metric.
+    and, where there is validation data, ``validation_loss`` and one entry a metric. ``stopped_early``: whether a
+    figure that was no longer better ended the run. ``ema``: decay of the moving average of the weights, which is
+    then what validation figures and ``best`` are of; ``ema_sha256``: fingerprint of the average.
     """
 
     kind: ClassVar[str] = "train"
@@ -180,6 +182,9 @@ class Training(Record):
     started: str
     wall_s: float
     holds_within: dict[str, Any] | None = None
+    stopped_early: bool = False
+    ema: float | None = None
+    ema_sha256: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -116,53 +115,96 @@ def test_w09_metrics_go_by_name_and_by_their_own_weights(ranks, names, size):
         assert np.isnan(values["nothing"])
 
 
-class Counter(nn.Module):
-    """w grows by the learning rate a step in training; the loss of a validation sample is ``a + b * w``."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(-1.0, dtype=torch.float64))
-
-    def forward(self, x):
-        return torch.where(x[:, 2] > 0, -self.w, x[:, 0] + x[:, 1] * self.w)
-
-
-def plateau(optimizer):
-    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+def by_kind(output, target):
+    """Figures whose keys and order depend on the samples that a share holds."""
+    found = {}
+    for value, one in zip(output.tolist(), target.tolist(), strict=True):
+        key = "odd" if value % 2 else "even"
+        total, weight = found.get(key, (0.0, 0))
+        found[key] = total + one, weight + 1
+    return {"count": len(output) * torch.ones_like(output), **dict(reversed(found.items()))}
 
 
-def as_it_is(output, _):
-    return output
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch", [2, 8])
+def test_w09_keys_that_depend_on_the_rank_go_by_name_with_their_own_counts(ranks, batch, size):
+    x = torch.tensor([4.0, 7.0], dtype=torch.float64)
+    losses = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    job = job_of(x, losses, batch_size=batch, metrics={"kinds": by_kind})
+    for values, _ in ranks.run(evaluate_rank, job, size=size):
+        assert {name: values[name] for name in ("loss", "even", "odd")} == {
+            "loss": 2.0,
+            "even": 1.0,
+            "odd": 3.0,
+        }
+        assert list(values) == ["loss", "count", "even", "odd"]
 
 
-def test_h04_all_ranks_take_one_decision_from_one_number(trained, tmp_path):
-    train = torch.tensor([[0.0, 0.0, 1.0]] * 2, dtype=torch.float64)
-    # Losses [1, 3] at w = 0, then [2.5, 0.5] at w = 1: a rank by itself would see 1 < 2.5.
-    held = torch.tensor([[1.0, 1.5, 0.0], [3.0, -2.5, 0.0]], dtype=torch.float64)
-    job = kway.Job(
-        model=Counter,
-        loss=as_it_is,
-        optimizer=partial(torch.optim.SGD, lr=1.0),
-        data=(train, train),
-        validation=(held, held),
-        batch_size=2,
-        precision="fp64",
-        schedule=plateau,
+def reported(output, target):
+    """What each rank of the report logs: the same key for all, and one that the other has not."""
+    return {
+        "logged": target,
+        "even" if float(output[0]) == 4 else "odd": 0.5 if float(output[0]) == 4 else 0.7,
+    }
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_w09_numbers_of_the_report(ranks, swap):
+    order = [1, 0] if swap else [0, 1]
+    x = torch.tensor([4.0, 7.0], dtype=torch.float64)[order]
+    job = job_of(
+        x, torch.tensor([1.0, 3.0], dtype=torch.float64)[order], batch_size=2, metrics={"m": reported}
     )
-    run = trained(job, 2, epochs=2, save_best="validation_loss", out=tmp_path / "run")
-    assert [row["validation_loss"] for row in run.epochs] == [2.0, 1.5]
-    assert [row["lr"] for row in run.epochs] == [1.0, 1.0]
-    assert run.record.best == {"metric": "validation_loss", "value": 1.5, "epoch": 2, "step": 2}
-    assert float(load_file(tmp_path / "run" / "best.safetensors")["w"]) == 1.0
-    worse = torch.tensor([[1.0, 1.5, 0.0], [3.0, -0.5, 0.0]], dtype=torch.float64)
-    run = trained(
-        kway.Job(**{**vars(job), "validation": (worse, worse)}),
-        2,
-        epochs=3,
-        save_best="validation_loss",
-        out=tmp_path / "worse",
-    )
-    assert [row["validation_loss"] for row in run.epochs] == [2.0, 2.5, 2.75]
-    assert [row["lr"] for row in run.epochs] == [1.0, 0.5, 0.25]
-    assert run.record.best["epoch"] == 1
-    assert float(load_file(tmp_path / "worse" / "best.safetensors")["w"]) == 0.0
+    for values, _ in ranks.run(evaluate_rank, job, size=2):
+        assert values == {"loss": 2.0, "logged": 2.0, "even": 0.5, "odd": 0.7}  # and never even = 0.6
+
+
+LEVELS = [("math", 1), ("math", 2), ("math", 3), ("loose", 2), ("bits", 1), ("bits", 2), ("bits", 4)]
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1])
+@pytest.mark.parametrize(("level", "size"), LEVELS)
+def test_w09_training_adds_by_name_too(trained, level, size, micro_batch):
+    x = torch.tensor([4.0, 7.0, 6.0, 8.0, 2.0], dtype=torch.float64)
+    losses = torch.tensor([1.0, 3.0, 5.0, 7.0, 11.0], dtype=torch.float64)
+    job = job_of(
+        x, losses, batch_size=3, shuffle=False, metrics={"kinds": by_kind}, validation=(x[1:2], losses[1:2]),
+        micro_batch=None if level == "bits" else micro_batch,
+    )  # fmt: skip
+    (row,) = trained(job, size, exactness=level, shards=4).epochs
+    assert (row["train_even"], row["train_odd"], row["odd"]) == (6.0, 3.0, 3.0)
+    assert "even" not in row  # no such sample was held out
+    assert "kinds" not in row
+
+
+def weighted_by_kind(output, target):
+    return {f"of {int(x) % 3}": (0.1 * one, 0.1 + float(one)) for x, one in zip(output, target, strict=True)}
+
+
+def bits_of_metrics(context, job, size):
+    run = kway.train(job, devices="auto", strategy="data", exactness="bits", shards=4, epochs=1)
+    return [{n: v for n, v in row.items() if n not in ("seconds", "samples_per_s")} for row in run.epochs]
+
+
+def test_w09_at_level_bits_figures_have_the_same_bits_on_any_number_of_devices(ranks):
+    x = torch.arange(23.0, dtype=torch.float64)
+    losses = torch.rand(23, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    job = job_of(x, losses, batch_size=7, metrics={"m": weighted_by_kind}, validation=(x, losses.flip(0)))
+    rows = [found for size in (1, 2, 3, 4) for found in ranks.run(bits_of_metrics, job, size, size=size)]
+    assert all(row == rows[0] for row in rows)
+    assert {"of 0", "of 1", "of 2", "train_of 0"} <= rows[0][0].keys()
+
+
+def reserved(output, target):
+    return {"lr": 1.0} if float(output[0]) == 7 else {"fine": 1.0}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_w09_a_key_that_the_record_uses_is_refused_when_it_appears(trained, size, tmp_path):
+    x = torch.tensor([4.0, 7.0], dtype=torch.float64)
+    job = job_of(x, x, batch_size=1, shuffle=False, metrics={"m": reserved})
+    with pytest.raises(
+        kway.KwayError, match="a key 'lr' of metric 'm': that name has a meaning in the record"
+    ):
+        trained(job, size, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "train.json").exists()

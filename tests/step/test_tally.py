@@ -35,9 +35,66 @@ def test_what_a_metric_may_return():
     assert measured(lambda output, target: target.mean()) == (12.0, 4.0)
     assert measured(lambda output, target: 0.5) == (2.0, 4.0)
     assert measured(lambda output, target: output > 0) == (3.0, 4.0)
-    for wrong in ("text", None, {"a": 1}):
+    for wrong in ("text", None, (1, 2, 3)):
         with pytest.raises(UsageError, match="'m' returned a"):
             measured(lambda output, target, wrong=wrong: wrong)
+    with pytest.raises(UsageError, match="single numbers"):
+        measured(lambda output, target: (target, torch.ones(4)))
+
+
+def several(*parts, metrics=("m",), rows=1):
+    """What metrics give that return ``parts[i]``, one share after another."""
+    tally = Tally(list(metrics), CPU, rows)
+    for row, values in enumerate(parts):
+        table = {name: lambda output, target, value=value: value for name, value in values.items()}
+        measure(table, None, None, 4, tally, row % rows)
+    return tally.result(Group())
+
+
+def test_a_metric_may_return_several_figures_with_weights_of_their_own():
+    first = {"m": {"values": torch.arange(3.0), "pair": (6.0, 2), "number": 0.5}}
+    second = {"m": {"number": 1, "late": torch.tensor(True)}}
+    found = several(first, second)
+    assert found == {"late": (4.0, 4.0), "number": (6.0, 8.0), "pair": (6.0, 2.0), "values": (3.0, 3.0)}
+    assert list(found) == sorted(found)  # whatever came first: the same on all ranks
+
+
+def test_names_that_were_asked_for_come_first_and_stay_where_nothing_was_added():
+    found = several({"z": 1.0, "m": {"a": 2.0}}, {"z": 1.0, "m": {}}, metrics=("z", "m", "none"))
+    assert found == {"z": (8.0, 8.0), "none": (0.0, 0.0), "a": (8.0, 4.0)}
+    assert list(found) == ["z", "none", "a"]
+    assert several({"m": {}}) == {}
+    assert several({"m": {"m": 2.0}}) == {"m": (8.0, 4.0)}
+    assert several({"m": {"k": 2.0}}, {"m": 1.0}) == {"m": (4.0, 4.0), "k": (8.0, 4.0)}
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("lr", "meaning"), ("loss", "meaning"), ("train_x", "meaning"), (3, "a text"), ("", "a text")],
+)
+def test_a_key_that_the_record_cannot_hold(key, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        several({"m": {key: 1.0}})
+    assert f"a key {key!r} of metric 'm'" in str(caught.value)
+
+
+def test_what_a_key_may_not_hold():
+    for wrong in ({"deeper": 1.0}, "text", None):
+        with pytest.raises(UsageError, match="for 'k', a "):
+            several({"m": {"k": wrong}})
+
+
+def test_two_metrics_do_not_add_up_under_one_name():
+    for first, second in (({"k": 1.0}, {"k": 2.0}), (1.0, {"m": 1.0}), ({"other": 1.0}, 1.0)):
+        with pytest.raises(UsageError, match="both return"):
+            several({"m": first, "other": second}, metrics=("m", "other"))
+
+
+def test_every_share_has_a_row_whatever_names_it_has():
+    parts = [{"m": {"a": (0.1, 1)}}, {"m": {"b": (0.2, 1)}}, {"m": {"a": (0.3, 1)}}, {"m": {"a": (1e9, 1)}}]
+    assert several(*parts, rows=2)["a"] == (0.1 + 0.3 + 1e9, 3.0)
+    assert several(*parts, rows=4)["a"] == ((0.1 + 0.3) + 1e9, 3.0)
+    assert several(*parts, rows=4)["b"] == (0.2, 1.0)
 
 
 def test_accuracy_of_classes_and_probabilities_and_pixels():
@@ -47,6 +104,33 @@ def test_accuracy_of_classes_and_probabilities_and_pixels():
     pixels = torch.zeros(2, 3, 2, 2)
     pixels[:, 1] = 1.0
     assert accuracy(pixels, torch.ones(2, 2, 2)[:].long()).shape == (2, 2, 2)
+
+
+def own_names(context):
+    tally, rank = Tally(["m"], CPU, 3), context.world.rank
+    keys = [{"x": 1.0, "y": 2.0}, {}, {"y": 5.0, "x": (3.0, 2)}][rank]
+    if rank != 1:
+        measure({"m": lambda output, target: keys}, None, None, rank + 1, tally, rank)
+    return list(tally.result(Group(rank, context.world.size)).items())
+
+
+def test_ranks_add_by_name_whatever_their_keys_and_their_order(ranks):
+    assert ranks.run(own_names, size=3) == [[("x", (4.0, 3.0)), ("y", (17.0, 4.0))]] * 3
+
+
+def own_owner(context):
+    tally, rank = Tally(["m", "n"], CPU), context.world.rank
+    measure({"mn"[rank]: lambda output, target: {"k": 1.0}}, None, None, 1, tally)
+    try:
+        tally.result(Group(rank, context.world.size))
+    except UsageError as error:
+        return str(error)
+
+
+def test_one_name_of_two_metrics_is_an_error_on_all_ranks(ranks):
+    first, second = ranks.run(own_owner, size=2)
+    assert first == second
+    assert "'m' and 'n' both return 'k'" in first
 
 
 def own_numbers(context):

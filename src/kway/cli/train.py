@@ -30,6 +30,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-best", metavar="NAME", help="keep best.safetensors by validation_loss or a metric"
     )
+    parser.add_argument(
+        "--early-stop", metavar="NAME", help="stop when validation_loss or a metric no longer gets better"
+    )
+    parser.add_argument(
+        "--patience", type=int, metavar="N", help="validations in a row that --early-stop waits (default 3)"
+    )
+    parser.add_argument(
+        "--ema", type=float, metavar="X", help="decay of a moving average of the weights, like 0.999"
+    )
     options.output(parser, "records, curves, logs and weights")
 
 
@@ -44,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.clip_norm is not None and args.clip_value is not None:
         raise UsageError("--clip-norm and --clip-value", "only one of them")
+    if args.patience is not None and args.early_stop is None:
+        raise UsageError("--patience without --early-stop", "there is nothing to wait for")
     fixed: dict[str, object] = {}
     if args.batch_size_per_device is not None:
         if args.batch_size is not None:
@@ -53,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         fixed["batch_size"] = args.batch_size_per_device * where.plan.devices
     if args.micro_batch is not None:
         fixed["micro_batch"] = args.micro_batch
+    if args.ema is not None:
+        fixed["ema"] = args.ema
     for kind, limit in (("norm", args.clip_norm), ("value", args.clip_value)):
         if limit is not None:
             fixed["clip"] = (kind, limit)
@@ -86,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
             validate_every=args.validate_every,
             log_every=args.log_every,
             save_best=args.save_best,
+            early_stop=args.early_stop,
+            patience=3 if args.patience is None else args.patience,
         )
     finally:
         progress.close()
@@ -97,5 +112,6 @@ def run(args: argparse.Namespace) -> int:
     step = result.record.measured_step_s
     timing = f"{step * 1e3:.2f} ms a step" if step is not None else "too few steps to time one"
     print(f"\n{result.record.steps} steps, {timing}; weights {result.record.weights_sha256[:16]}")
-    print(f"wrote      {folder}/: train.json, curves.png, weights.safetensors")
+    average = ", ema.safetensors" if job.ema is not None else ""
+    print(f"wrote      {folder}/: train.json, curves.png, weights.safetensors{average}")
     return 0

@@ -54,7 +54,9 @@ def _on_ranks(task: Any, job: Job, weights: Weights, data: Any, devices: Any, st
         given, batch_size=_batch(job, given), seed=job.seed, shuffle=False, workers=job.workers
     )
     model = _loaded(job, weights)
-    return where.run(task, replace(job, model=model, init=None, micro_batch=None), parts, where.plan.layout)
+    # The weights are judged as they are given: an average of them would be a second copy for nothing.
+    bare = replace(job, model=model, init=None, micro_batch=None, ema=None)
+    return where.run(task, bare, parts, where.plan.layout)
 
 
 def _batch(job: Job, data: Any) -> int | None:

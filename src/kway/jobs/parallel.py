@@ -84,12 +84,13 @@ class Session:
     def evaluate(self) -> dict[str, float]:
         """Return ``loss`` and every metric over the validation data, the same on all ranks.
 
-        Raises ``UsageError`` where the job has none.
+        With ``Job.ema`` they are figures of the averaged weights. Raises ``UsageError`` where the job has none.
         """
         if self._held is None:
             raise UsageError("evaluate() of a job without validation data", "set validation= in the job")
         self.engine.equalise()
-        return self.engine.evaluate(self._held.epoch(0))
+        with self.engine.averaged():
+            return self.engine.evaluate(self._held.epoch(0))
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only."""
@@ -116,14 +117,23 @@ class Session:
                 self.barrier()
 
     def save(self, folder: Path | str) -> Path:
-        """Write ``weights.safetensors`` into ``folder``, made where it is missing; return the file's path."""
+        """Write ``weights.safetensors`` into ``folder``, made where it is missing; return the file's path.
+
+        With ``Job.ema`` the averaged weights go beside it, into ``ema.safetensors``.
+        """
         state = self.engine.state()
+        average = None
+        if self.job.ema is not None:
+            with self.engine.averaged():
+                average = self.engine.state()
         path = Path(folder) / "weights.safetensors"
         error = None
         if self.is_main:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_weights(state, path)
+                if average is not None:
+                    save_weights(average, path.with_name("ema.safetensors"))
             except OSError as problem:
                 error = UsageError(f"{path} cannot be written: {problem.strerror}")
         failed = self._group.objects(error)[0]

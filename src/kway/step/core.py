@@ -13,6 +13,7 @@ from kway.errors import UsageError
 from kway.job import Job, clip_rule
 from kway.step.batchnorm import Presence
 from kway.step.clip import clip_gradients
+from kway.step.ema import MovingAverage
 from kway.step.gather import WholeBatch
 from kway.step.inputs import caller, move, splitter
 from kway.step.losses import rule_for
@@ -55,6 +56,7 @@ class StepCore(ABC):
         self.scaler = self.precision.scaler(device)
         self.schedule = job.schedule(optimizer) if job.schedule is not None else None
         self.clip = clip_rule(job.clip)
+        self.average = MovingAverage(model, job.ema) if job.ema is not None else None
         self._known: list[nn.Parameter] = list(model.parameters())
 
     @abstractmethod
@@ -106,9 +108,17 @@ class StepCore(ABC):
         return True
 
     def update(self) -> Tensor | None:
-        """Add the penalty once, clip what was reduced, step optimizer and schedule. Return the penalty."""
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
+        """Add the penalty once, clip what was reduced, step optimizer, schedule and average. Return the penalty.
+
+        What overflowed is no step: schedule and average stay where they are with the optimizer.
+        """
+        scaler = self.scaler
+        # Without a gradient (a constant loss) there is nothing that could have overflowed.
+        groups = self.optimizer.param_groups
+        if scaler is not None and all(p.grad is None for group in groups for p in group["params"]):
+            scaler = None
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
         penalty = None
         if self.job.penalty is not None:
             value = torch.as_tensor(self.job.penalty(self.model))
@@ -119,19 +129,22 @@ class StepCore(ABC):
         if self.clip is not None and parameters:
             clip_gradients(parameters, *self.clip)
         stepped = True
-        if self.scaler is None:
+        if scaler is None:
             self.optimizer.step()
         else:
-            before = self.scaler.get_scale()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            stepped = self.scaler.get_scale() >= before
-        if self.schedule is not None and stepped and not _waits_for_metric(self.schedule):
+            before = scaler.get_scale()
+            scaler.step(self.optimizer)
+            scaler.update()
+            stepped = scaler.get_scale() >= before
+        if stepped and self.schedule is not None and not waits_for_figure(self.schedule):
             self.schedule.step()
+        if stepped and self.average is not None:
+            self.average.update()
         return penalty
 
 
-def _waits_for_metric(schedule: Any) -> bool:
+def waits_for_figure(schedule: Any) -> bool:
+    """Whether a scheduler advances by a figure of a validation instead of with every optimizer step."""
     return isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 

@@ -25,7 +25,12 @@ class Precision:
 
     def scaler(self, device: torch.device) -> torch.amp.GradScaler | None:
         """Return a gradient scaler where the range of float16 needs one."""
-        return torch.amp.GradScaler(device.type) if self.autocast == torch.float16 else None
+        if self.autocast != torch.float16:
+            return None
+        scaler = torch.amp.GradScaler(device.type)
+        # It makes its scale with the first loss: a rank whose first loss is a constant would have none.
+        scaler.scale(torch.zeros((), device=device))
+        return scaler
 
     @contextmanager
     def flags(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ import torch
 
 from kway.comm.group import Group
 from kway.errors import UsageError
+from kway.job import check_figure
 
 Tensor = torch.Tensor
 
@@ -14,25 +15,62 @@ Tensor = torch.Tensor
 class Tally:
     """Adds (sum, weight) pairs in float64 on ``device``, without reading anything back before ``result``.
 
-    Each of ``rows`` shares has a row of its own, so that the total does not depend on who held which share.
+    ``names`` are in every result; other names come with what is added, on any rank, in any order. Each of
+    ``rows`` shares has a row of its own, so that the total does not depend on who held which share.
     """
 
     def __init__(self, names: list[str], device: torch.device, rows: int = 1) -> None:
-        self.names, self.device = names, device
-        self._sums = torch.zeros(rows, len(names), 2, dtype=torch.float64, device=device)
+        self.device, self._rows = device, rows
+        self._names = list(names)
+        self._columns: dict[str, Tensor] = {}
+        # Who gave a name: two metrics that return one key must not be added up.
+        self._owners: dict[str, str] = {}
+        self._split: set[str] = set()
 
-    def add(self, name: str, total: Tensor, weight: Tensor, row: int = 0) -> None:
-        """Add one pair of scalars to a share's row."""
-        pair = torch.stack([total.detach().double(), weight.detach().double()])
-        self._sums[row, self.names.index(name)] += pair
+    def add(self, name: str, total: Tensor, weight: Tensor, row: int = 0, owner: str = "") -> None:
+        """Add one pair of scalars to a share's row. ``owner``: the metric that the name is a part of.
+
+        Raises ``UsageError`` where another metric has given a name before.
+        """
+        owner = owner or name
+        self._check_owner(name, self._owners.setdefault(name, owner), owner)
+        if name not in self._columns:
+            self._columns[name] = torch.zeros(self._rows, 2, dtype=torch.float64, device=self.device)
+        self._columns[name][row] += torch.stack([total.detach().double(), weight.detach().double()])
+
+    def split(self, name: str) -> None:
+        """Note that ``name`` gives names of its own, and is none of the results unless it is added as well."""
+        self._split.add(name)
 
     def result(self, group: Group) -> dict[str, tuple[float, float]]:
         """Return {name: (sum, weight)} over all shares, added in their order. A collective.
 
-        Every row is written by one rank and zero on the others, so that summing over ranks is exact.
+        Names that were asked for come first, then others in alphabetical order: the same on all ranks. Every
+        row is written by one rank and zero on the others, so that summing over ranks is exact. Raises
+        ``UsageError`` where metrics of two names gave one name on different ranks.
         """
-        added = group.sum_(self._sums.clone()).sum(0).tolist()
-        return {name: (pair[0], pair[1]) for name, pair in zip(self.names, added, strict=True)}
+        owners: dict[str, str] = {}
+        split: set[str] = set()
+        for own, parted in group.objects((self._owners, self._split)):
+            split |= parted
+            for name, owner in own.items():
+                self._check_owner(name, owners.setdefault(name, owner), owner)
+        names = [name for name in self._names if name in owners or name not in split]
+        names += sorted(owners.keys() - set(names))
+        if not names:
+            return {}
+        empty = torch.zeros(self._rows, 2, dtype=torch.float64, device=self.device)
+        table = torch.stack([self._columns.get(name, empty) for name in names], 1)
+        added = group.sum_(table).sum(0).tolist()
+        return {name: (pair[0], pair[1]) for name, pair in zip(names, added, strict=True)}
+
+    def _check_owner(self, name: str, first: str, second: str) -> None:
+        if first != second:
+            raise UsageError(
+                f"metrics {first!r} and {second!r} both return {name!r}",
+                "figures are added up by name",
+                "rename one of them",
+            )
 
 
 def mean(pair: tuple[float, float]) -> float:
@@ -52,24 +90,41 @@ def measure(
     """Add every metric of one share of ``samples`` samples to its row of ``tally``.
 
     A metric returns per-sample values of any shape, a pair (sum, weight), or a scalar, which counts once a
-    sample. Raises ``UsageError`` for anything else.
+    sample; or a dict of these, each under its own name and with its own weight. Raises ``UsageError`` for
+    anything else, and for a name in a dict that means something else in the record.
     """
-    for name, metric in metrics.items():
+    for metric_name, metric in metrics.items():
         value = metric(output, target)
-        if isinstance(value, tuple | list) and len(value) == 2:
-            total, weight = (torch.as_tensor(part, dtype=torch.float64) for part in value)
-        elif isinstance(value, torch.Tensor | int | float):
-            values = torch.as_tensor(value).detach().double()
-            count = samples if values.dim() == 0 else values.numel()
-            total = values.sum() * (samples if values.dim() == 0 else 1)
-            weight = torch.tensor(float(count), dtype=torch.float64)
-        else:
+        if not isinstance(value, Mapping):
+            total, weight = _pair(f"metric {metric_name!r} returned", value, samples, "or a dict of these")
+            tally.add(metric_name, total.to(tally.device), weight.to(tally.device), row)
+            continue
+        tally.split(metric_name)
+        for name, part in value.items():
+            check_figure(name, f"a key {name!r} of metric {metric_name!r}")
+            total, weight = _pair(f"metric {metric_name!r} returned, for {name!r},", part, samples)
+            tally.add(name, total.to(tally.device), weight.to(tally.device), row, metric_name)
+
+
+def _pair(what: str, value: Any, samples: int, more: str = "") -> tuple[Tensor, Tensor]:
+    """Read one figure of a share as (sum, weight)."""
+    if isinstance(value, tuple | list) and len(value) == 2:
+        total, weight = (torch.as_tensor(part, dtype=torch.float64) for part in value)
+        if total.dim() or weight.dim():
             raise UsageError(
-                f"metric {name!r} returned a {type(value).__name__}",
-                "it must return per-sample values, a pair (sum, weight) or a number",
+                f"{what} a pair of shapes {tuple(total.shape)} and {tuple(weight.shape)}",
+                "sum and weight must be single numbers",
+                "return values of several elements as one tensor",
             )
-        device = tally.device
-        tally.add(name, total.to(device), weight.to(device), row)
+        return total, weight
+    if isinstance(value, torch.Tensor | int | float):
+        # A Python number would pass through single precision on its way to a tensor.
+        values = torch.as_tensor(value, dtype=torch.float64).detach()
+        count = samples if values.dim() == 0 else values.numel()
+        total = values.sum() * (samples if values.dim() == 0 else 1)
+        return total, torch.tensor(float(count), dtype=torch.float64)
+    needed = ["per-sample values", "a pair (sum, weight)", "a number", *([more] if more else [])]
+    raise UsageError(f"{what} a {type(value).__name__}", f"it must be {', '.join(needed)}")
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:

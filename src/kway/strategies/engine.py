@@ -1,6 +1,7 @@
 """The engine: a job opened on a layout by folding its axes in order."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -184,6 +185,10 @@ class Engine:
                 "use exactness math",
             )
         return names
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """While open, parameters hold their moving average where the job asks for one (``Job.ema``)."""
+        return nullcontext() if self._step.average is None else self._step.average.swapped_in()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return copies of parameters and buffers by name, in one-device shapes, on the CPU. A collective."""

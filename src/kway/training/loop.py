@@ -1,6 +1,5 @@
 """The training loop of one rank. All ranks run it in step; rank 0 speaks and writes."""
 
-import math
 import resource
 import sys
 import time
@@ -15,14 +14,17 @@ import torch
 from torch import nn
 
 import kway
+from kway.data.loader import Loader
 from kway.data.parts import Parts, take_apart
 from kway.job import Job
 from kway.records import Training
+from kway.step.core import waits_for_figure
 from kway.step.deterministic import bits_hold_within
 from kway.step.tally import Tally, mean
 from kway.strategies.engine import Engine
 from kway.training.clock import StepClock
 from kway.training.spec import TrainSpec
+from kway.training.validation import Validation
 from kway.training.watch import LossWatch
 from kway.training.weights import fingerprint, save_weights, unique_names
 from kway.world import World
@@ -60,9 +62,9 @@ class Loop:
     model: nn.Module
     emit: Emit
     rows: list[dict[str, Any]] = field(default_factory=list)
-    best: dict[str, Any] | None = None
     notices: list[str] = field(default_factory=list)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
+    average: dict[str, torch.Tensor] | None = None
 
     def run(self) -> Training:
         """Train, and return the record (the same on all ranks). Raises what the user's code raises."""
@@ -73,9 +75,9 @@ class Loop:
             job, self.model, plan.layout, self.world, plan.exactness, train.order.batch_size, plan.shards
         )
         self.loader = self.engine.loader(train)
-        self.held = None if held is None else self.engine.loader(held)
+        self.validation = None if held is None else self._open(self.engine.loader(held))
         self.clock, self.watch = StepClock(self.engine.device), LossWatch(self.engine.device)
-        self.steps, self.validated_at, self.validation = 0, -1, dict[str, float]()
+        self.steps = 0
         try:
             self._say(
                 {
@@ -89,20 +91,33 @@ class Loop:
             )
             for epoch in range(spec.epochs):
                 self._epoch(epoch)
-                if self.steps == spec.steps:
+                if self._is_last(epoch):
                     break
             self._notice_buffers(self.engine.equalise())
             self.state = self.engine.state()
+            if job.ema is not None:
+                with self.engine.averaged():
+                    self.average = self.engine.state()
             record = self._record(begun)
         finally:
             self.engine.close()
             self.loader.close()
-            if self.held is not None:
-                self.held.close()
+            if self.validation is not None:
+                self.validation.held.close()
         if self.world.is_main:
             save_weights(self.state, Path(spec.folder) / "weights.safetensors")
+            if self.average is not None:
+                save_weights(self.average, Path(spec.folder) / "ema.safetensors")
         self._say({"event": "end"})
         return record
+
+    def _open(self, held: Loader) -> Validation:
+        if self.spec.job.ema is not None:
+            self.notices.append(
+                f"validation figures are of the moving average of the weights (ema={self.spec.job.ema:g}); "
+                "running statistics are the model's own"
+            )
+        return Validation(self.engine, held, self.spec, self.world.is_main, self._notice_buffers)
 
     def _say(self, event: dict[str, Any]) -> None:
         if self.world.is_main:
@@ -119,27 +134,39 @@ class Loop:
             self.watch.add(epoch + 1, share.step + 1, outcome)
             self.steps += 1
             samples += share.total
-            last = self.steps == self.spec.steps
-            if self.steps % self.spec.log_every == 0 or last:
+            if self.steps % self.spec.log_every == 0 or self.steps == self.spec.steps:
                 self._log(epoch, share.step, samples, seconds + time.perf_counter() - since)
             if self.spec.validate_every.due(self.steps, None):
                 self.clock.pause()
                 seconds += self.clock.synchronise() - since
-                self._validate(epoch)
+                self._validate(epoch, self._is_whole(epoch, share.step))
                 self.clock.resume()
                 since = self.clock.synchronise()
-            if last:
+            if self._is_over():
                 break
         self.clock.pause()
         seconds += self.clock.synchronise() - since
         if self.spec.validate_every.due(self.steps, epoch + 1) or self._is_last(epoch):
-            self._validate(epoch)
-        row = self._row(epoch, self.steps - first, samples, seconds, tally)
+            self._validate(epoch, self._is_last(epoch))
+        loss = self.watch.epoch_mean()
+        if self.validation is None and waits_for_figure(self.engine.schedule):
+            self.engine.schedule.step(loss)
+        row = self._row(epoch, self.steps - first, samples, loss, seconds, tally)
         self.rows.append(row)
         self._say({"event": "epoch", **row})
 
+    def _is_whole(self, epoch: int, step: int) -> bool:
+        """Whether the run has taken all the steps it was asked for with ``step`` (from 0) of ``epoch``."""
+        last = epoch == self.spec.epochs - 1 and step + 1 == self.loader.steps(epoch)
+        return last or self.steps == self.spec.steps
+
+    def _is_over(self) -> bool:
+        """Whether the run ends with the step just taken, whatever is left of its epochs."""
+        stopped = self.validation is not None and bool(self.validation.stopped)
+        return stopped or self.steps == self.spec.steps
+
     def _is_last(self, epoch: int) -> bool:
-        return self.steps == self.spec.steps or epoch == self.spec.epochs - 1
+        return self._is_over() or epoch == self.spec.epochs - 1
 
     def _log(self, epoch: int, step: int, samples: int, seconds: float) -> None:
         self.watch.check()
@@ -155,47 +182,30 @@ class Loop:
             }
         )
 
-    def _validate(self, epoch: int) -> None:
+    def _validate(self, epoch: int, at_the_end: bool) -> None:
         """Evaluate, once for each number of steps; decide from the same numbers on all ranks."""
         self.watch.check()
-        if self.held is None or self.validated_at == self.steps:
+        if self.validation is None or self.validation.at == self.steps:
             return
-        self.validated_at = self.steps
-        self._notice_buffers(self.engine.equalise())
-        values = self.engine.evaluate(self.held.epoch(0))
-        self.validation = {"validation_loss": values.pop("loss"), **values}
-        self._say({"event": "validation", "epoch": epoch + 1, "step": self.steps, **self.validation})
-        schedule = self.engine.schedule
-        if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            schedule.step(self.validation["validation_loss"])
-        self._keep_best(epoch)
+        figures = self.validation.judge(epoch, self.steps, at_the_end)
+        if self.validation.stopped:
+            self.notices.append(self.validation.stopped)
+        self._say({"event": "validation", "epoch": epoch + 1, "step": self.steps, **figures})
 
-    def _keep_best(self, epoch: int) -> None:
-        name = self.spec.save_best
-        if name is None:
-            return
-        value = self.validation[name]
-        smaller_is_better = name.endswith("loss")
-        if self.best is not None:
-            before = self.best["value"]
-            better = value < before if smaller_is_better else value > before
-            if not (better or math.isnan(before)):
-                return
-        self.best = {"metric": name, "value": value, "epoch": epoch + 1, "step": self.steps}
-        state = self.engine.state()
-        if self.world.is_main:
-            save_weights(state, Path(self.spec.folder) / "best.safetensors")
-
-    def _row(self, epoch: int, steps: int, samples: int, seconds: float, tally: Tally) -> dict[str, Any]:
+    def _row(
+        self, epoch: int, steps: int, samples: int, loss: float, seconds: float, tally: Tally
+    ) -> dict[str, Any]:
         metrics = tally.result(self.engine.part.batch_group)
         rate = self.engine.optimizer.param_groups[0]["lr"]
+        validation = self.validation
+        held_out = validation.figures if validation is not None and validation.at == self.steps else {}
         return {
             "epoch": epoch + 1,
             "steps": steps,
             "samples": samples,
-            "train_loss": self.watch.epoch_mean(),
+            "train_loss": loss,
             **{f"train_{name}": mean(pair) for name, pair in metrics.items()},
-            **(self.validation if self.validated_at == self.steps else {}),
+            **held_out,
             "seconds": seconds,
             "samples_per_s": samples / seconds if seconds else 0.0,
             "lr": float(rate),
@@ -218,7 +228,10 @@ class Loop:
 
     def _record(self, begun: float) -> Training:
         job, plan = self.spec.job, self.spec.plan
-        notices = [*self.loader.parts.notices, *(self.held.parts.notices if self.held else []), *self.notices]
+        validation = self.validation
+        held = validation.held.parts.notices if validation is not None else []
+        notices = [*self.loader.parts.notices, *held, *self.notices]
+        names = unique_names(self.model)
         return Training(
             model=job.title,
             strategy=plan.strategy,
@@ -237,9 +250,12 @@ class Loop:
             measured_step_s=self.clock.step_s,
             input_wait_s=self.clock.input_wait_s,
             peak_memory_bytes=self.engine.mesh.world.objects(peak_memory(self.engine.device)),
-            weights_sha256=fingerprint(self.state, unique_names(self.model)),
+            weights_sha256=fingerprint(self.state, names),
+            stopped_early=validation is not None and bool(validation.stopped),
+            ema=job.ema,
+            ema_sha256=None if self.average is None else fingerprint(self.average, names),
             epochs=self.rows,
-            best=self.best,
+            best=None if validation is None else validation.best,
             notices=list(dict.fromkeys(notices)),
             versions=versions(),
             started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),

@@ -43,7 +43,8 @@ class TrainSpec:
     """One run: ``epochs`` epochs, or fewer where ``steps`` optimizer steps come first.
 
     ``folder`` receives ``weights.safetensors`` and, with ``save_best`` (the name of a validation figure),
-    ``best.safetensors``. ``log_every``: optimizer steps between two ``step`` events.
+    ``best.safetensors``. ``log_every``: optimizer steps between two ``step`` events. ``early_stop``: the
+    validation figure that ends the run when it was not better in ``patience`` validations in a row.
     """
 
     job: Job
@@ -54,10 +55,12 @@ class TrainSpec:
     validate_every: Interval = Interval(1, "epochs")
     log_every: int = 10
     save_best: str | None = None
+    early_stop: str | None = None
+    patience: int = 3
     started: str = ""
 
     def __post_init__(self) -> None:
         """Refuse counts that cannot work."""
-        for what in ("epochs", "log_every"):
+        for what in ("epochs", "log_every", "patience"):
             positive(what, getattr(self, what))
         positive("steps", self.steps)

@@ -1,0 +1,100 @@
+"""What a run does with held-out data: figures of it, and the decisions that follow, the same on all ranks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kway.data.loader import Loader
+from kway.registry import unknown
+from kway.step.core import waits_for_figure
+from kway.strategies.engine import Engine
+from kway.training.spec import TrainSpec
+from kway.training.stop import EarlyStop, improved
+from kway.training.weights import save_weights
+
+BEST = "best.safetensors"
+
+
+def known_figure(name: str, metrics: Mapping[str, Any]) -> bool:
+    """Whether ``name`` is ``validation_loss``, a metric, or ``METRIC/KEY`` of a metric that returns a dict."""
+    return name == "validation_loss" or name in metrics or _key(name, metrics) is not None
+
+
+def _key(name: str, metrics: Mapping[str, Any]) -> str | None:
+    """Return KEY of ``METRIC/KEY``: which keys a metric returns shows only when it is called."""
+    return next(
+        (name[len(m) + 1 :] for m in metrics if name.startswith(f"{m}/") and len(name) > len(m) + 1), None
+    )
+
+
+def figure(values: Mapping[str, float], name: str, metrics: Mapping[str, Any]) -> float:
+    """Return the figure called ``name`` of a validation. Raises ``UsageError`` where the validation lacks it."""
+    key = name if name in values else _key(name, metrics)
+    if key is None or key not in values:
+        raise unknown("validation figure", name, values)
+    return values[key]
+
+
+@dataclass
+class Validation:
+    """Judges the model of ``engine`` on ``held``; keeps the best weights, and says when to stop.
+
+    With a moving average of the weights, that is what is judged and kept. Every decision is taken from figures
+    that all ranks share. ``at``: after how many steps it last judged; ``stopped``: what ended the run, or ``""``.
+    """
+
+    engine: Engine
+    held: Loader
+    spec: TrainSpec
+    is_main: bool
+    notice: Callable[[list[str]], None]
+    at: int = -1
+    figures: dict[str, float] = field(default_factory=dict)
+    best: dict[str, Any] | None = None
+    stopped: str = ""
+
+    def __post_init__(self) -> None:
+        """Start to wait for a figure that no longer gets better."""
+        name = self.spec.early_stop
+        self._stop = None if name is None else EarlyStop(name, self.spec.patience)
+
+    def judge(self, epoch: int, steps: int, at_the_end: bool) -> dict[str, float]:
+        """Evaluate after ``steps`` steps of the run, in ``epoch`` (from 0), and decide. A collective.
+
+        ``at_the_end``: the run has taken all its steps, so that nothing is left to stop. Raises ``UsageError``
+        where a decision needs a figure that no metric returned.
+        """
+        self.at = steps
+        self.notice(self.engine.equalise())
+        with self.engine.averaged():
+            values = self.engine.evaluate(self.held.epoch(0))
+            self.figures = {"validation_loss": values.pop("loss"), **values}
+            self._keep_best(epoch)
+        if self.engine.schedule is not None and waits_for_figure(self.engine.schedule):
+            self.engine.schedule.step(self.figures["validation_loss"])
+        self._judge_stop(epoch, at_the_end)
+        return self.figures
+
+    def _keep_best(self, epoch: int) -> None:
+        name = self.spec.save_best
+        if name is None:
+            return
+        value = figure(self.figures, name, self.spec.job.metrics)
+        if not improved(name, value, None if self.best is None else self.best["value"]):
+            return
+        self.best = {"metric": name, "value": value, "epoch": epoch + 1, "step": self.at}
+        state = self.engine.state()
+        if self.is_main:
+            save_weights(state, Path(self.spec.folder) / BEST)
+
+    def _judge_stop(self, epoch: int, at_the_end: bool) -> None:
+        if self._stop is None:
+            return
+        name = self._stop.name
+        value = figure(self.figures, name, self.spec.job.metrics)
+        if self._stop.judge(value) and not at_the_end:
+            self.stopped = (
+                f"stopped early after epoch {epoch + 1}, step {self.at}: {name} was not better than "
+                f"{self._stop.best:.6g} in {self._stop.patience} validations in a row"
+            )
