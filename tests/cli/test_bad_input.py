@@ -80,6 +80,12 @@ def here(tmp_path, monkeypatch):
         ("mlp --clip-norm 1 --clip-value 1", "--clip-norm"),
         ("mlp --save-best mae", "mae"),
         ("mlp --validate-every never", "never"),
+        ("mlp --ema 1", "ema=1.0"),
+        ("mlp --ema -0.5", "ema=-0.5"),
+        ("mlp --ema nan", "ema=nan"),
+        ("mlp --early-stop mae", "mae"),
+        ("mlp --early-stop accuracy --patience 0", "patience=0"),
+        ("mlp --patience 2", "--early-stop"),
     ],
 )
 def test_train_refuses(here, capsys, line, named):

@@ -34,7 +34,8 @@ def test_when_it_is_time():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epochs": 0}, {"steps": -1}, {"log_every": 0}, {"epochs": 1.5}, {"steps": True}]
+    "wrong",
+    [{"epochs": 0}, {"steps": -1}, {"log_every": 0}, {"epochs": 1.5}, {"steps": True}, {"patience": 0}],
 )
 def test_counts_that_cannot_work(wrong):
     (name,) = wrong

@@ -1,0 +1,92 @@
+"""``kway train`` from its flags to its files, in this process."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from kway.cli.main import main
+
+FILE = """
+import torch
+from torch import nn
+
+X = torch.linspace(-1, 1, 12).unsqueeze(1)
+
+
+class Line(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def data():
+    return (X, 2 * X), (X[:5], -X[:5])
+"""
+LINE = [
+    "train",
+    "line.py:Line",
+    "--data",
+    "line.py:data",
+    "--devices",
+    "cpu:1",
+    "--batch-size",
+    "6",
+    "--lr",
+    "0.2",
+]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "line.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_average_and_early_stop(here, capsys):
+    # What is held out says the opposite: the better the line fits, the worse it gets.
+    flags = ["--ema", "0.5", "--early-stop", "validation_loss", "--patience", "2", "--epochs", "50"]
+    assert main([*LINE, *flags, "--out", "run"]) == 0
+    said = capsys.readouterr().out
+    record = json.loads((here / "run" / "train.json").read_text())
+    assert record["ema"] == 0.5
+    assert record["stopped_early"] is True
+    assert len(record["epochs"]) < 50
+    losses = [row["validation_loss"] for row in record["epochs"]]
+    assert losses.index(min(losses)) == len(losses) - 3
+    average, weights = (load_file(here / "run" / f"{name}.safetensors") for name in ("ema", "weights"))
+    assert average.keys() == weights.keys()
+    assert float(average["layer.weight"]) != float(weights["layer.weight"])
+    assert "note       stopped early after epoch" in said
+    assert "note       validation figures are of the moving average" in said
+    assert "weights.safetensors, ema.safetensors" in said
+
+
+def test_without_either(here, capsys):
+    assert main([*LINE, "--epochs", "2", "--out", "run", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["ema"], record["ema_sha256"], record["stopped_early"]) == (None, None, False)
+    assert not (here / "run" / "ema.safetensors").exists()
+
+
+JOB = (
+    FILE
+    + """
+
+import kway
+
+job = kway.Job(model=Line, loss=nn.MSELoss(), optimizer=torch.optim.SGD, data=(X, X), batch_size=6, ema=0.25)
+"""
+)
+
+
+@pytest.mark.parametrize(("flags", "decay"), [([], 0.25), (["--ema", "0.75"], 0.75)])
+def test_a_job_s_own_decay_stands_unless_it_is_given(here, capsys, flags, decay):
+    (here / "job.py").write_text(JOB)
+    words = ["train", "job.py:job", "--devices", "cpu:1", "--epochs", "1", "--out", "run", "--json"]
+    assert main([*words, *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["ema"] == decay
