@@ -62,12 +62,12 @@ class Branches(nn.Module):
 
 
 class Waves(nn.Module):
-    """Complex weights."""
+    """Complex weights, behind an odd number of real ones."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.randn(4, CLASSES, dtype=torch.complex64))
         self.b = nn.Parameter(torch.randn(CLASSES))
+        self.w = nn.Parameter(torch.randn(4, CLASSES, dtype=torch.complex64))
 
     def forward(self, x: Tensor) -> Tensor:
         z = x.to(self.w.dtype) @ self.w

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.property.draws import Draw, examples
@@ -24,6 +25,8 @@ from kway.step.build import build
 from kway.world import World
 
 DRAWS = 500
+# Several times what it takes: a busy machine is no failure.
+LIMIT_S = 300
 
 
 def drawn(count: int) -> list[Draw]:
@@ -64,6 +67,17 @@ def prepared(draw: Draw, scratch: Path) -> Prepared:
     return Prepared(draw, MathJudge(case, draw.level), layout, case.spec(layout, draw.level))
 
 
+def prepare(context: Any, draws: list[Draw], folder: Path) -> list[Prepared]:
+    """Run the references of a part of the examples: each rank takes its turn, and is alone with its part."""
+    world = context.world
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [
+            prepared(draw, folder / f"{world.rank}-{place}")
+            for place, draw in enumerate(draws[world.rank :: world.size])
+        ]
+
+
 @contextmanager
 def counting_what_is_ignored() -> Iterator[None]:
     """Break kway: an ignored label weighs as much as any other."""
@@ -93,19 +107,18 @@ def rows(
     ranks: Any, draws: list[Draw], folder: Path, broken: bool = False
 ) -> list[tuple[Draw, dict[str, Any]]]:
     """Return the row of a proof for every example."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ready = [prepared(draw, folder / str(place)) for place, draw in enumerate(draws)]
+    ready = [item for part in ranks.run(prepare, draws, folder, size=2, limit=LIMIT_S) for item in part]
     judged = []
     for size in sorted({draw.ranks for draw in draws}):
         group = [item for item in ready if item.draw.ranks == size]
         specs = [(item.draw.words, item.spec) for item in group]
-        results = ranks.run(play, specs, broken, size=size, limit=100)[0]
+        results = ranks.run(play, specs, broken, size=size, limit=LIMIT_S)[0]
         for item, result in zip(group, results, strict=True):
             judged.append((item.draw, item.judge.compare(item.layout, lambda _, result=result: result)))
     return judged
 
 
+@pytest.mark.timeout(2 * LIMIT_S)
 def test_any_job_on_any_number_of_ranks(ranks, tmp_path):
     draws = drawn(DRAWS)
     counts = {

@@ -56,7 +56,9 @@ class FlatGradients:
         # They lie at the front: backward reaches the last parameters first, and these are known after it.
         lengths[carrier] = -(-sum(sizes) // _ALIGNMENT) * _ALIGNMENT
         places = []
-        for real in reals:
+        for parameter, real in zip(self.parameters, reals, strict=True):
+            # A complex number starts at an even place: only there can pairs of reals be seen as one.
+            lengths[real.dtype] += lengths[real.dtype] % 2 if parameter.is_complex() else 0
             places.append(lengths[real.dtype])
             lengths[real.dtype] += real.numel()
         store = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in lengths.items()}
