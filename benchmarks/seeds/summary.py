@@ -22,7 +22,7 @@ def summarise(rows: list[Row], judge: bool = True) -> tuple[dict[str, Any], str,
     proofs = {(row["model"], row["precision"], row["k"]): row for row in rows if row.get("kind") == "proof"}
     others = {(row["what"], row["k"]): row for row in rows if row.get("kind") == "yardstick" and "k" in row}
     ends = {(row["part"], row["k"]): row for row in rows if row.get("kind") == "end"}
-    machines = [row for row in rows if row["part"] == "machine" and "versions" in row]
+    machines = [row for row in rows if row.get("part") == "machine" and "versions" in row]
     checks = [
         *(_training_checks(trained) if judge else []),
         *_bits_checks(trained),
@@ -38,6 +38,7 @@ def summarise(rows: list[Row], judge: bool = True) -> tuple[dict[str, Any], str,
         "training": list(trained.values()),
         "proofs": list(proofs.values()),
         "yardstick": list(others.values()),
+        "plain": [row for row in rows if row.get("kind") == "plain"],
         "ends": list(ends.values()),
         "checks": checks,
     }
