@@ -195,8 +195,9 @@ class Proof(Record):
     ``device_set``, ``level``, ``equal`` (``bits``, ``ulps``, ``no``, ``refused``, ``skipped``), ``reason``,
     ``max_ulps`` (ulps of the tensor's largest magnitude), ``max_abs_diff``, ``first_difference`` (``step``,
     ``tensor``) and ``tensors`` (how many were compared). ``certificate``, at level bits: ``holds_within`` and,
-    for each of ``steps``, the SHA-256 of loss, gradient, parameters, buffers and optimizer state. ``against``:
-    the ``file`` whose certificate was checked and the first ``disagreement``, or ``None``.
+    for each of ``steps``, the SHA-256 of loss, gradient, parameters, buffers, optimizer state and, where
+    there is one, the moving average of the weights. ``against``: the ``file`` whose certificate was checked and
+    the first ``disagreement``, or ``None``.
     """
 
     kind: ClassVar[str] = "proof"

@@ -132,6 +132,27 @@ def test_the_average_has_the_same_bits_on_any_number_of_devices(ranks, trained):
         assert judged(trained(net_job(batch_size=12), size, exactness="bits", shards=4, epochs=2)) == alone
 
 
+def prove(job, ranks, **more):
+    return kway.prove(
+        job, devices="1,2,3", exactness="bits", shards=3, own_optimizer=True, ranks=ranks, echo=False, **more
+    )
+
+
+def test_a_proof_of_bits_looks_at_the_average_too(ranks, tmp_path):
+    proof = prove(net_job(), ranks, out=tmp_path)
+    assert proof.verdict == "pass", [row["reason"] for row in proof.candidates]
+    assert "average" in proof.certificate["steps"][0]
+    again = prove(net_job(), ranks, against=tmp_path / "proof.json")
+    assert (again.verdict, again.against["disagreement"]) == ("pass", None)
+    other = prove(net_job(ema=0.9), ranks, against=tmp_path / "proof.json")
+    assert other.against["disagreement"] == "average of step 1 differ"
+    # One tensor more for each of the parameters, of which one is tied, at each of three steps.
+    bare = prove(net_job(ema=None), ranks)
+    more = len(list(Net().parameters())) * 3
+    assert proof.candidates[0]["tensors"] == bare.candidates[0]["tensors"] + more
+    assert "average" not in bare.certificate["steps"][0]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_average_of_every_device_count_and_of_the_same_weights(trained, size):
     job = net_job(precision="fp64", model=NoDrop, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))

@@ -37,6 +37,8 @@ def test_it_starts_from_the_initial_weights_and_does_not_share_their_memory():
     average = MovingAverage(model, 0.9)
     moved(model, 1.0)
     assert torch.equal(averages(average)["weight"], start)
+    average.restart()
+    assert torch.equal(averages(average)["weight"], start + 1)
 
 
 def test_swapping_gives_back_every_bit_and_the_same_tensors():

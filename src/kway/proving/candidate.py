@@ -70,6 +70,8 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
                 share = engine.cut(spec.parts, indices, epoch, step)
                 outcome = engine.step(share, step)
                 result = _tensors(engine, outcome.loss)
+                if spec.free and spec.job.ema is not None:
+                    result |= _average(engine)
                 group = engine.mesh.world
                 shares.append(group.objects(share.count))
                 every = group.objects({name: _digest(value) for name, value in result.items()})
@@ -99,6 +101,11 @@ def _tensors(engine: Engine, loss: torch.Tensor) -> State:
     }
     result |= {f"optimizer/{name}": value for name, value in engine.optimizer_state().items()}
     return {name: value.contiguous() for name, value in result.items()}
+
+
+def _average(engine: Engine) -> State:
+    with engine.averaged():
+        return {f"average/{n}": p.detach().cpu().clone() for n, p in engine.model.named_parameters()}
 
 
 def _digest(value: torch.Tensor) -> str:

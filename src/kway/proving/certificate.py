@@ -10,14 +10,16 @@ KINDS = ("loss", "gradient", "parameters", "buffers", "optimizer")
 def fingerprints(digests: Sequence[Mapping[str, str]], buffers: set[str]) -> list[dict[str, str]]:
     """Fold the SHA-256 of each tensor of each step into one for each kind of tensor.
 
-    ``digests``: by step, of tensors called ``loss``, ``gradient/NAME``, ``model/NAME`` and
-    ``optimizer/NAME/ENTRY``; ``buffers``: which of the model's names are buffers.
+    ``digests``: by step, of tensors called ``loss``, ``gradient/NAME``, ``model/NAME``, ``optimizer/NAME/ENTRY``
+    and, where the job keeps a moving average of the weights, ``average/NAME``; ``buffers``: which of the model's
+    names are buffers.
     """
     steps = []
     for tensors in digests:
         folded = {kind: hashlib.sha256() for kind in KINDS}
         for name in sorted(tensors):
-            folded[_kind(name, buffers)].update(f"{name} {tensors[name]}\n".encode())
+            digest = folded.setdefault(_kind(name, buffers), hashlib.sha256())
+            digest.update(f"{name} {tensors[name]}\n".encode())
         steps.append({kind: digest.hexdigest() for kind, digest in folded.items()})
     return steps
 
@@ -46,7 +48,7 @@ def first_disagreement(own: Mapping[str, Any], other: Mapping[str, Any]) -> str 
     if len(own["steps"]) != len(other["steps"]):
         return f"another job: {len(own['steps'])} steps here and {len(other['steps'])} there"
     for step, (here, there) in enumerate(zip(own["steps"], other["steps"], strict=True), 1):
-        for kind in KINDS:
-            if here[kind] != there[kind]:
+        for kind in {**here, **there}:
+            if here.get(kind) != there.get(kind):
                 return f"{kind} of step {step} differ"
     return None

@@ -19,7 +19,12 @@ class MovingAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model, self.decay = model, decay
-        self._averages = {name: _start(parameter) for name, parameter in model.named_parameters()}
+        self._averages: dict[str, Tensor] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new average at the parameters' present values, as after loading others."""
+        self._averages = {name: _start(parameter) for name, parameter in self.model.named_parameters()}
 
     @torch.no_grad()
     def update(self) -> None:

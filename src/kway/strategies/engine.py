@@ -211,8 +211,12 @@ class Engine:
         return found
 
     def load(self, state: Mapping[str, torch.Tensor], optimizer: Mapping[str, torch.Tensor]) -> None:
-        """Take over what ``state`` and ``optimizer_state`` gave. What the optimizer holds beyond it is dropped."""
+        """Take over what ``state`` and ``optimizer_state`` gave. What the optimizer holds beyond it is dropped, and
+        a moving average of the weights begins anew.
+        """
         load_tensors(self.model, state, "handed to the engine")
+        if self._step.average is not None:
+            self._step.average.restart()
         parameters = dict(self.model.named_parameters())
         self.optimizer.state.clear()
         for path, value in optimizer.items():
