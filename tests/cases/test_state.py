@@ -103,6 +103,39 @@ def test_x07_batch_normalisation_of_one_value_says_where(trained):
     assert "use a larger batch" in str(caught.value)
 
 
+SEVEN = torch.randn(7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_x07_a_device_with_one_value_a_channel_is_named_at_loose(trained, size):
+    """The last batch holds 3 samples: two devices share it as 2 + 1, three as 1 + 1 + 1."""
+    data, batch_size = (SEVEN, 4) if size == 2 else (SEVEN[:3], 3)
+    job = job_of(partial(nn.BatchNorm1d, 2), data, batch_size=batch_size)
+    with pytest.raises(kway.RefusedError) as caught:
+        trained(job, size, exactness="loose")
+    said = str(caught.value)
+    rank = "rank 1 of 2" if size == 2 else "rank "
+    assert f"input (1, 2), on {rank}" in said
+    assert "which holds 1 of the 3 samples of a batch" in said
+    assert "another batch size or fewer devices or exactness math" in said
+    assert trained(job, size).record.steps == (2 if size == 2 else 1)
+
+
+def test_x07_loose_on_one_device_names_what_helps_there(trained):
+    job = job_of(partial(nn.BatchNorm1d, 2), SEVEN[:3], micro_batch=1)
+    with pytest.raises(kway.RefusedError, match="3 of the 3 samples of a batch in 3 micro-batches") as caught:
+        trained(job, 1, exactness="loose", strategy="single")
+    assert str(caught.value).endswith("use a larger micro_batch or another batch size")
+    job = job_of(partial(nn.BatchNorm1d, 2), SEVEN, batch_size=6)
+    with pytest.raises(kway.RefusedError, match=r"1 of the 1 samples of a batch: .*use another batch size$"):
+        trained(job, 1, exactness="loose", strategy="single")
+
+
+def test_x07_several_values_of_one_sample_are_enough(trained):
+    pixels = torch.randn(3, 2, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert trained(job_of(partial(nn.BatchNorm2d, 2), pixels), 3, exactness="loose").record.steps == 1
+
+
 class Tied(nn.Module):
     """A user's own module called ``module``, tied weights, and a buffer."""
 

@@ -211,6 +211,78 @@ def test_w33_complex_parameters_keep_their_imaginary_part(trained, model, precis
     torch.testing.assert_close(moved, right, rtol=0, atol=1e-13)
 
 
+class Mixed(nn.Module):
+    """Real and complex parameters; the outputs are real."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([0.5, 1.5]))
+        self.w = nn.Parameter(torch.tensor([1 + 1j, 2 - 1j], dtype=torch.complex64))
+        self.bias = nn.Parameter(torch.tensor(0.3 - 0.2j, dtype=torch.complex64))
+        self.register_buffer("turn", torch.tensor([1j, 0.5 - 1j], dtype=torch.complex64))
+
+    def forward(self, x):
+        return (self.scale * (self.w.conj() * x * self.turn + self.bias)).abs().square().sum(1)
+
+
+WAVES = torch.randn(11, 2, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize(
+    ("level", "clip", "micro_batch"),
+    [("math", None, None), ("math", 0.5, None), ("math", None, 2), ("loose", 0.5, 2), ("bits", 0.5, None)],
+)
+def test_w33_the_proof_holds_for_complex_and_real_parameters(ranks, level, precision, clip, micro_batch):
+    job = job_of(Mixed, own, (WAVES, torch.zeros(11)), batch_size=5, clip=clip, micro_batch=micro_batch)
+    proof = kway.prove(
+        job, devices="1,2,3,4", exactness=level, shards=4, precision=precision, ranks=ranks, echo=False
+    )
+    assert proof.verdict == "pass", [(row["equal"], row["reason"]) for row in proof.candidates]
+    if level == "bits":
+        assert [row["equal"] for row in proof.candidates] == ["bits"] * 4
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, partial(torch.optim.SGD, lr=0.1, momentum=0.9)])
+def test_w33_complex_weights_are_equal_to_the_bit(ranks, optimizer):
+    job = job_of(
+        Mixed, own, (WAVES, torch.zeros(11)), batch_size=5, optimizer=optimizer, precision="fp32", clip=0.7
+    )
+
+    def digest(context):
+        run = kway.train(job, devices="cpu:1", exactness="bits", shards=4, epochs=3)
+        return run.record.weights_sha256, run.model.w.detach()
+
+    ((alone, w),) = ranks.run(digest, size=1)
+    assert (w - Mixed().w).abs().min() > 1e-3
+    assert (w.imag - Mixed().w.imag).abs().min() > 1e-4
+    for size in (2, 3, 4):
+        options = {"devices": f"cpu:{size}", "exactness": "bits", "shards": 4, "epochs": 3, "ranks": ranks}
+        assert kway.train(job, **options, echo=False).record.weights_sha256 == alone
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("level", ["math", "bits"])
+def test_w33_mixed_parameters_train_as_in_plain_torch(trained, level, size):
+    model = Mixed()
+    model.scale.data = model.scale.data.double()
+    model.w.data, model.bias.data = (p.data.to(torch.complex128) for p in (model.w, model.bias))
+    model.turn = model.turn.to(torch.complex128)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for rows in WAVES.split(4):
+        optimizer.zero_grad()
+        model(rows).mean().backward()
+        optimizer.step()
+    micro_batch = 2 if level == "math" else None
+    job = job_of(
+        Mixed, own, (WAVES, torch.zeros(11)), batch_size=4, optimizer=partial(torch.optim.SGD, lr=0.05),
+        micro_batch=micro_batch,
+    )  # fmt: skip
+    run = trained(job, size, exactness=level, shards=3)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(run.model.state_dict()[name], value, rtol=0, atol=1e-12, msg=name)
+
+
 def test_w33_the_norm_for_clipping_has_both_parts(trained):
     x = torch.tensor([[1, 1j], [2, 2j]], dtype=torch.complex128)
     run = trained(job_of(partial(Complex, [1 + 1j, 2 - 1j]), own, (x, torch.zeros(2)), clip=1.0), 2)

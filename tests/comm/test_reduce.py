@@ -63,3 +63,24 @@ def half(context):
 
 def test_scalars_do_not_travel_in_a_dtype_that_cannot_hold_them(ranks):
     assert ranks.run(half, size=2) == [200000.0] * 2
+
+
+def wide(context, numbers):
+    parameters = [nn.Parameter(torch.zeros(3))]
+    parameters[0].grad = torch.ones(3)
+    rank, size = context.world.rank, context.world.size
+    reducer = GradientReducer(parameters, Group(rank, size), scalars=size)
+    slots = torch.zeros(size, dtype=torch.float64)
+    slots[rank] = numbers[rank]
+    found = reducer.reduce(slots, True)
+    return found.tolist(), reducer.reduce(slots.float(), True).dtype
+
+
+def test_float64_scalars_travel_exactly_beside_float32_gradients(ranks):
+    numbers = [1 / 3, -1e30 / 7, 123456789.123456789]
+    for found, narrow in ranks.run(wide, numbers, size=3):
+        assert found == numbers
+        assert narrow == torch.float32
+    found = ranks.run(wide, [float("inf"), float("nan")], size=2)[0][0]
+    assert found[0] == float("inf")
+    assert found[1] != found[1]

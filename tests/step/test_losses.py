@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kway.errors import UsageError
+from kway.errors import RefusedError, UsageError
 from kway.step.losses import rule_for
 
 CPU = torch.device("cpu")
@@ -118,6 +118,73 @@ def test_batchmean_divides_by_samples():
         torch.testing.assert_close(own_gradient, gradient, rtol=1e-13, atol=1e-15)
 
 
+@pytest.mark.parametrize("log_target", [False, True])
+@pytest.mark.parametrize("divisor", ["elements", "samples"])
+def test_a_mean_of_kl_div_is_what_the_installed_torch_divides_by(monkeypatch, divisor, log_target):
+    """torch announces that its mean will divide by samples."""
+    own = F.kl_div
+
+    def to_come(*args, **kwargs):
+        kwargs["reduction"] = "batchmean" if kwargs["reduction"] == "mean" else kwargs["reduction"]
+        return own(*args, **kwargs)
+
+    if divisor == "samples":
+        monkeypatch.setattr(F, "kl_div", to_come)
+    loss = nn.KLDivLoss(reduction="mean", log_target=log_target)
+    target = F.log_softmax(OTHER, 1) if log_target else PROBABLE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        value, gradient = whole(loss, F.log_softmax(REAL, 1), target)
+    for cuts in CUTS:
+        found, own_gradient = in_parts(rule_for(loss, CPU), F.log_softmax(REAL, 1), target, cuts)
+        torch.testing.assert_close(found, value, rtol=1e-13, atol=0)
+        torch.testing.assert_close(own_gradient, gradient, rtol=1e-13, atol=1e-15)
+
+
+BY_SAMPLE = torch.linspace(0.1, 1, N, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("cuts", [(0, 9), (0, 5, 9), (0, 1, 9)])
+@pytest.mark.parametrize(
+    ("kind", "function", "options", "output", "target"),
+    [
+        (nn.BCELoss, F.binary_cross_entropy, {"weight": BY_SAMPLE}, PROBABLE[:, 0], PROBABLE[:, 1]),
+        (nn.BCELoss, F.binary_cross_entropy, {"weight": BY_SAMPLE[:, None]}, PROBABLE, PROBABLE),
+        (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits, {"weight": REAL}, REAL, PROBABLE),
+        (
+            nn.BCEWithLogitsLoss,
+            F.binary_cross_entropy_with_logits,
+            {"pos_weight": BY_SAMPLE},
+            REAL[:, 0],
+            PROBABLE[:, 0],
+        ),
+        (
+            nn.MultiLabelSoftMarginLoss,
+            F.multilabel_soft_margin_loss,
+            {"weight": REAL},
+            REAL,
+            PROBABLE.round(),
+        ),
+    ],
+)
+def test_a_weight_for_each_sample_of_a_batch_is_refused(kind, function, options, output, target, cuts):
+    (name,) = options
+    for way in ways(kind, function, options):
+        with pytest.raises(RefusedError, match=f"{name} of shape .*cannot be cut into shares"):
+            in_parts(rule_for(way, CPU), output, target, cuts)
+
+
+@pytest.mark.parametrize("name", ["weight", "pos_weight"])
+@pytest.mark.parametrize("shape", [(), (4,), (1, 4), (1, 1)])
+def test_a_weight_that_leaves_samples_alone_is_not(name, shape):
+    options = {name: torch.rand(shape, generator=G, dtype=torch.float64)}
+    value, gradient = whole(nn.BCEWithLogitsLoss(**options), REAL, PROBABLE)
+    for cuts in CUTS:
+        own, own_gradient = in_parts(rule_for(nn.BCEWithLogitsLoss(**options), CPU), REAL, PROBABLE, cuts)
+        torch.testing.assert_close(own, value, rtol=1e-13, atol=0)
+        torch.testing.assert_close(own_gradient, gradient, rtol=1e-13, atol=1e-15)
+
+
 def test_a_plain_function_of_torch_is_known():
     assert rule_for(F.mse_loss, CPU).averaged
     total, weight = rule_for(F.mse_loss, CPU)(REAL, OTHER, N)
@@ -125,9 +192,10 @@ def test_a_plain_function_of_torch_is_known():
     assert float(total) == pytest.approx(float((REAL - OTHER).square().sum()))
 
 
-def test_a_share_without_a_valid_label_weighs_nothing():
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_share_without_a_valid_label_weighs_nothing(smoothing):
     for weight in (None, WEIGHT):
-        rule = rule_for(nn.CrossEntropyLoss(weight=weight), CPU)
+        rule = rule_for(nn.CrossEntropyLoss(weight=weight, label_smoothing=smoothing), CPU)
         output = REAL[:3].clone().requires_grad_()
         total, count = rule(output, torch.full((3,), -100), 3)
         assert (float(total.detach()), float(count)) == (0.0, 0.0)

@@ -11,8 +11,10 @@ Tensor = torch.Tensor
 # Number of a vector, and the entries [start, stop) of it.
 Piece = tuple[int, int, int]
 
-# Scalars travel with a gradient vector only where its dtype holds counts and losses well enough.
-_CARRIERS = (torch.float32, torch.float64)
+# Scalars travel with a gradient vector only where its dtype holds counts and losses well enough; the widest first.
+_CARRIERS = (torch.float64, torch.float32)
+# A float64 is the sum of this many float32.
+_PARTS = 3
 # Entries: gradients behind flags and numbers start where vector instructions like to start.
 _ALIGNMENT = 32
 
@@ -48,10 +50,11 @@ class FlatGradients:
         others = [as_real(parameter.detach()) for parameter in beside]
         device = next((real.device for real in [*reals, *others]), torch.device("cpu"))
         dtypes = [real.dtype for real in [*reals, *others]]
-        carrier = next((dtype for dtype in dtypes if dtype in _CARRIERS), torch.float32)
+        carrier = next((dtype for dtype in _CARRIERS if dtype in dtypes), torch.float32)
         wanted = {id(table) for table in tables}
         marked = {place: len(p) for place, p in enumerate(self.parameters) if id(p) in wanted}
-        sizes = [len(self.parameters), *(rows + 1 for rows in marked.values()), scalars]
+        parts = 1 if carrier == torch.float64 else _PARTS
+        sizes = [len(self.parameters), *(rows + 1 for rows in marked.values()), parts * scalars]
         lengths = dict.fromkeys([carrier, *(real.dtype for real in reals)], 0)
         # They lie at the front: backward reaches the last parameters first, and these are known after it.
         lengths[carrier] = -(-sum(sizes) // _ALIGNMENT) * _ALIGNMENT
@@ -69,12 +72,18 @@ class FlatGradients:
             (numbers[real.dtype], place, place + real.numel())
             for real, place in zip(reals, places, strict=True)
         ]
-        self.flags, *marks, self.scalars = torch.split(store[carrier][: sum(sizes)], sizes)
+        self.flags, *marks, scalar_parts = torch.split(store[carrier][: sum(sizes)], sizes)
+        self._scalars = scalar_parts.view(parts, scalars)
         self._marks = {place: _Marks(m[:-1], m[-1:]) for place, m in zip(marked, marks, strict=True)}
         self._views = []
         for parameter, real, place in zip(self.parameters, reals, places, strict=True):
             piece = store[real.dtype][place : place + real.numel()].view(real.shape)
             self._views.append(torch.view_as_complex(piece) if parameter.is_complex() else piece)
+
+    @property
+    def scalars(self) -> Tensor:
+        """The numbers, in float64: exact where each is that of one rank alone, and 0 on the others."""
+        return self._scalars.double().sum(0)
 
     def collect(self, scalars: Tensor, counts: bool = True) -> bool:
         """Copy the gradients and ``scalars`` in; return whether every parameter had a gradient that counts.
@@ -111,7 +120,7 @@ class FlatGradients:
             self.flags.copy_(torch.tensor([float(there and counts) for there in present]))
         for place, marks in self._marks.items():
             self._mark(marks, self.parameters[place].grad if counts else None)
-        self.scalars.copy_(scalars)
+        self._write(scalars)
         return complete
 
     def hand_out(self, complete: bool = False) -> None:
@@ -137,6 +146,16 @@ class FlatGradients:
             grad = self.parameters[place].grad
             if grad is not None and grad.is_sparse:
                 as_real(grad.values()).div_(divisor)
+
+    def _write(self, scalars: Tensor) -> None:
+        if scalars.dtype == torch.float32 or len(self._scalars) == 1:
+            self._scalars.zero_()
+            self._scalars[0].copy_(scalars)
+            return
+        rest = scalars.double()
+        for part in self._scalars:
+            part.copy_(rest)
+            rest = (rest - part.double()).masked_fill(~part.isfinite(), 0)
 
     @staticmethod
     def _mark(marks: _Marks, grad: Tensor | None) -> None:

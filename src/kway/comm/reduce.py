@@ -41,7 +41,7 @@ class GradientReducer:
             self.group.sum_(vector)
         self.flat.hand_out(complete)
         self.sparse.reduce(counts)
-        return self.flat.scalars.clone()
+        return self.flat.scalars.to(scalars.dtype)
 
     def divide_(self, divisor: torch.Tensor) -> None:
         """Divide all gradients by a scalar tensor, in place."""

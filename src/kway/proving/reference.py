@@ -93,6 +93,10 @@ class Reference:
         loss.backward()
         # A checkpointed part ran again inside backward. One device should count a batch once.
         _put_back(held)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None and parameter.grad.is_conj():
+                # Not all of torch's functions over many tensors take a conjugate view.
+                parameter.grad = parameter.grad.resolve_conj()
         self._clip()
         gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
         self._last = {"loss": loss.detach().cpu().clone()}

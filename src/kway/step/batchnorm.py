@@ -1,7 +1,7 @@
 """Batch normalisation layers that see the global batch, without a change to the model."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -15,20 +15,21 @@ from kway.step.normalise import Normalise, Statistics, gather_statistics
 
 
 class Presence:
-    """Whether this rank's current share counts, and in how many ``pieces`` it is computed.
+    """Whether this rank's current share counts: a rank without samples runs a ghost that must not count.
 
-    A rank without samples runs a ghost that must not count.
+    The share holds ``samples`` of the ``total`` of the global batch, computed in ``pieces`` one after the other.
     """
 
     def __init__(self) -> None:
         self.counts = True
-        self.pieces = 1
+        self.samples = self.total = self.pieces = 1
         # Whether a batch must not be cut in time, because a layer needs its statistics as a whole.
         self.whole = False
 
     def take(self, share: Share) -> None:
         """Take up another share."""
         self.counts, self.pieces = share.count > 0, len(share.micro)
+        self.samples, self.total = share.count, share.total
 
 
 def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
@@ -48,6 +49,41 @@ def replaceable_layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
                 "use torch's BatchNorm there, or exactness loose",
             )
     return found
+
+
+@contextmanager
+def several_values(model: nn.Module, place: int, shares: int, presence: Presence) -> Iterator[None]:
+    """While open, a layer that gets one value a channel to train on a share raises ``RefusedError``.
+
+    torch's own message speaks of the input alone, and not of the split that made it so small. ``place`` of
+    ``shares``: which share this rank computes.
+    """
+
+    def hook_of(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            x = args[0] if args else None
+            if module.training and isinstance(x, torch.Tensor) and x.dim() > 1 and x.numel() == x.size(1):
+                cut = f" in {presence.pieces} micro-batches" if presence.pieces > 1 else ""
+                ways = [
+                    *(["a larger micro_batch"] if cut else []),
+                    "another batch size",
+                    *(["fewer devices", "exactness math"] if shares > 1 else []),
+                ]
+                raise RefusedError(
+                    f"batch normalisation (layer {name!r}) of one value a channel, input {tuple(x.shape)}, on rank "
+                    f"{place} of {shares}, which holds {presence.samples} of the {presence.total} samples of a "
+                    f"batch{cut}",
+                    "training needs more than 1 value, and at exactness loose each device uses its own",
+                    f"use {' or '.join(ways)}",
+                )
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name, module in layers(model):
+            if type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+                hooks.callback(module.register_forward_pre_hook(hook_of(name)).remove)
+        yield
 
 
 @contextmanager

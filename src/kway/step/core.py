@@ -15,6 +15,7 @@ from kway.step.batchnorm import Presence
 from kway.step.clip import clip_gradients
 from kway.step.ema import MovingAverage
 from kway.step.gather import WholeBatch
+from kway.step.gradients import resolve_conjugates
 from kway.step.inputs import caller, move, splitter
 from kway.step.losses import rule_for
 from kway.step.precision import precision_of
@@ -126,6 +127,7 @@ class StepCore(ABC):
                 value.backward()  # type: ignore[no-untyped-call]
             penalty = value.detach()
         parameters = [p for p in self.model.parameters() if p.grad is not None]
+        resolve_conjugates(parameters)
         if self.clip is not None and parameters:
             clip_gradients(parameters, *self.clip)
         stepped = True

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kway.errors import UsageError
+from kway.errors import RefusedError, UsageError
 
 Tensor = torch.Tensor
 
@@ -27,6 +27,8 @@ _ELEMENTWISE = (
 )  # fmt: skip
 # Of these, the ones that broadcast where the shapes of output and target differ.
 _SAME_SHAPE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
+# Of these, the ones whose weights broadcast against the output.
+_BROADCASTING = (nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 # Built-in losses whose mean divides by the weights of the classes that are not ignored.
 _BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss)
 _FUNCTIONS: dict[Any, type[nn.Module]] = {
@@ -67,7 +69,8 @@ class LossRule:
 def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = None) -> LossRule:
     """Make the rule for a job's loss. ``floating``: dtype for the loss's own tensors (class weights).
 
-    Raises ``UsageError`` as ``check_loss`` does.
+    Raises ``UsageError`` as ``check_loss`` does. The rule raises it, too, for an output and a target of shapes that
+    torch would stretch, and ``RefusedError`` for a weight with an entry for each sample.
     """
     check_loss(loss)
     if loss is None:
@@ -79,6 +82,8 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         return LossRule(lambda output, target, samples: _own(loss(output, target), samples, "the loss"), True)
     module = _placed(builtin, device, floating)
     reduction = str(module.reduction)
+    if reduction == "mean" and isinstance(module, nn.KLDivLoss) and _kl_mean_is_by_sample():
+        reduction = "batchmean"
     module.reduction = "none"  # type: ignore[assignment]
 
     def compute(output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
@@ -88,6 +93,7 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
                 "torch would stretch one over the other, and compare every sample with every other of its share",
                 "give both one shape: target.unsqueeze(-1) or output.squeeze(-1)",
             )
+        _check_weights(module, output)
         losses: Tensor = module(output, target)
         if reduction == "batchmean":
             return losses.sum(), losses.new_tensor(float(losses.shape[0]))
@@ -96,6 +102,28 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         return losses.sum(), losses.new_tensor(float(losses.numel()))
 
     return LossRule(compute, reduction != "sum")
+
+
+def _kl_mean_is_by_sample() -> bool:
+    """Whether the installed torch divides the mean of ``KLDivLoss`` by samples: it says that it will one day."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Six elements of 1 in two samples: 1 is the mean over elements, 3 over samples.
+        return float(F.kl_div(torch.full((2, 3), -1.0), torch.ones(2, 3), reduction="mean")) > 2
+
+
+def _check_weights(module: nn.Module, output: Tensor) -> None:
+    """Raise ``RefusedError`` for a weight that has an entry for each sample of a batch."""
+    for name in ("weight", "pos_weight"):
+        weight = getattr(module, name, None) if isinstance(module, _BROADCASTING) else None
+        if weight is not None and weight.dim() >= output.dim() and weight.shape[-output.dim()] != 1:
+            raise RefusedError(
+                f"{type(module).__name__} with a {name} of shape {tuple(weight.shape)} for outputs of shape "
+                f"{tuple(output.shape)}",
+                "an entry for each sample of a batch cannot be cut into shares: which samples a device holds changes",
+                "weigh classes (their dimension comes last), or let data carry the weights and return "
+                "(sum, weight) from a loss of your own",
+            )
 
 
 def check_loss(loss: Any) -> None:

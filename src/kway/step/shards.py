@@ -15,9 +15,9 @@ from kway.data.seeds import key
 from kway.job import Job
 from kway.step.batchnorm import Presence
 from kway.step.core import Outcome, StepCore, wide
+from kway.step.gradients import sparse_parameters
 from kway.step.pooled import ShardStatistics
 from kway.step.seeds import seed_generators
-from kway.step.sparse import sparse_parameters
 from kway.step.tally import Tally, measure
 
 Tensor = torch.Tensor
@@ -74,7 +74,9 @@ class ShardStep(StepCore):
         self._buckets.finish(scalars, counts)
         self._flat.hand_out()
         self.statistics.finish(self.group)
-        losses, weights = self._flat.scalars[:-1].clone().view(2, self.shards)
+        # In the dtype of one device's loss, which a rank without samples cannot know by itself.
+        *slots, doubles, _ = torch.split(self._flat.scalars, [self.shards, self.shards, 1, 1])
+        losses, weights = torch.stack(slots).to(torch.float64 if doubles > 0 else torch.float32)
         loss, weight = losses.sum(), weights.sum()
         self._flat.divide_(
             weight / share.total if self.rule.averaged else weight.new_tensor(1.0 / share.total)
@@ -86,24 +88,27 @@ class ShardStep(StepCore):
 
     def _lay_out(self) -> None:
         parameters = list(self.model.parameters())
-        self._flat = FlatGradients(parameters, 2 * self.shards + 1, sparse_parameters(self.model))
+        self._flat = FlatGradients(parameters, 2 * self.shards + 2, sparse_parameters(self.model))
         self._buckets = BucketedTree(self._flat, self._tree)
 
     def _shard(self, shard: int, share: Share, step: int, tally: Tally | None) -> tuple[Tensor, bool]:
-        """Compute one shard's gradients. Return its loss and weight in its own slots, and whether it has samples."""
+        """Compute one shard's gradients. Return its loss and weight in its own slots, then whether they are
+        float64, as numbers; and whether it has samples.
+        """
         batch, samples = share.micro[shard - self.first]
         self.optimizer.zero_grad(set_to_none=True)
-        slots = torch.zeros(2, self.shards, dtype=torch.float64, device=self.device)
+        slots = torch.zeros(2 * self.shards + 1, device=self.device)
         if samples:
             self.statistics.shard = shard
             seed_generators(key(self.job.seed, "step", step, "shard", shard), self.device)
             output, target, total, weight = self.forward(batch, samples)
             self.backward(total / share.total)
             slots = slots.to(wide(total))
-            slots[0, shard], slots[1, shard] = total.detach(), weight
+            slots[shard], slots[self.shards + shard] = total.detach(), weight
+            slots[-1] = float(slots.dtype == torch.float64)
             if tally is not None:
                 measure(self.job.metrics, output, target, samples, tally, shard)
-        return slots.view(-1), samples > 0
+        return slots, samples > 0
 
 
 def _summed(span: Span, leaf: Callable[[int], list[Tensor]]) -> list[Tensor]:

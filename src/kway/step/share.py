@@ -12,6 +12,7 @@ from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.batchnorm import Presence
 from kway.step.core import Outcome, StepCore, wide
+from kway.step.gradients import resolve_conjugates
 from kway.step.seeds import seed_generators
 from kway.step.tally import Tally, measure
 
@@ -104,6 +105,7 @@ class ShareStep(StepCore):
         if self._divide is not None:
             self._divide(divisor)
             return
+        resolve_conjugates(self.model.parameters())
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         # In the divisor's own dtype, which is at least float32: a model may mix dtypes.
         torch._foreach_div_(grads, divisor) if grads else None

@@ -9,7 +9,7 @@ from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
 from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
-from kway.step.sparse import sparse_parameters
+from kway.step.gradients import sparse_parameters
 from kway.strategies.base import Axis, Part
 
 

@@ -17,9 +17,9 @@ from kway.job import Job
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
+from kway.step.gradients import dense
 from kway.step.inputs import move
 from kway.step.precision import cast, precision_of
-from kway.step.sparse import dense
 from kway.step.tally import Tally, mean, measure
 from kway.strategies.base import Part
 from kway.strategies.layout import axes, check_level, check_model

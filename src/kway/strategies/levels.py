@@ -9,7 +9,7 @@ from torch import nn
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.registry import known
-from kway.step.batchnorm import layers
+from kway.step.batchnorm import layers, several_values
 from kway.step.core import StepCore
 from kway.step.deterministic import deterministic
 from kway.step.pooled import per_shard
@@ -85,6 +85,11 @@ class Loose(_Share):
 
     name = "loose"
     promise = "as math, but batch normalisation uses each device's own statistics"
+
+    def open(self, part: Part, optimizer: torch.optim.Optimizer) -> StepCore:
+        """Make a step over the rank's share, and look out for shares that are too small to normalise."""
+        part.opened.enter_context(several_values(part.model, part.place, part.shares, part.presence))
+        return super().open(part, optimizer)
 
 
 class Bits(Level):

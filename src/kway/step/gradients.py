@@ -1,4 +1,6 @@
-"""Which parameters may get sparse gradients, and gradients made dense for those who want them so."""
+"""Forms of a gradient: sparse ones and conjugate views, and both made plain for those who want them so."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -23,3 +25,10 @@ def sparse_parameters(model: nn.Module) -> list[nn.Parameter]:
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as it is, or a sparse one with its zeros."""
     return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def resolve_conjugates(parameters: Iterable[nn.Parameter]) -> None:
+    """Write out gradients that are conjugate views: torch's functions over many tensors do not take them."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_conj():
+            parameter.grad = parameter.grad.resolve_conj()
