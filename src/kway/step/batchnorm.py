@@ -133,13 +133,20 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
 
 
 @torch.no_grad()
-def update_running(module: _BatchNorm, statistics: Statistics) -> None:
-    """Move the running statistics of a layer by one step, as torch does: the variance unbiased."""
-    factor = module.momentum
+def count_batch(module: _BatchNorm) -> float | None:
+    """Count one more batch, and return by how much the running statistics move, as torch does."""
+    factor: float | None = module.momentum
     if module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
         if factor is None:
             factor = 1.0 / float(module.num_batches_tracked)
+    return factor
+
+
+@torch.no_grad()
+def update_running(module: _BatchNorm, statistics: Statistics) -> None:
+    """Move the running statistics of a layer by one step, as torch does: the variance unbiased."""
+    factor = count_batch(module)
     unbiased = statistics.var * (statistics.count / (statistics.count - 1))
     for running, value in ((module.running_mean, statistics.mean), (module.running_var, unbiased)):
         if running is not None and factor is not None:
