@@ -85,6 +85,7 @@ def measure(
         "candidates": {
             name: {
                 "step_s": median(values),
+                "fastest_step_s": min(values),
                 "spread": spread(values),
                 "ratio": median(ratios(values, base)),
                 "ratio_spread": spread(ratios(values, base)),
