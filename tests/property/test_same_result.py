@@ -4,17 +4,20 @@ The oracle is the proof's reference: plain torch on one device. The examples com
 ranks in a few tasks, many at a time.
 """
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.internal.conjecture.providers import HypothesisProvider
 from tests.property.draws import Draw, examples
 
 from kway.data.parts import take_apart
@@ -30,8 +33,12 @@ LIMIT_S = 300
 
 
 def drawn(count: int) -> list[Draw]:
-    """Draw examples, no two alike: the same ones in every run, as hypothesis derives them from this function."""
+    """Draw examples, no two alike: the same ones in every run, as hypothesis derives them from this function.
+
+    Left alone, it would also draw numbers that it finds in the modules loaded so far, which tests before change.
+    """
     found: dict[str, Draw] = {}
+    nothing = SimpleNamespace(set_for_type=lambda kind: ())
 
     @settings(
         max_examples=2 * count, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
@@ -41,7 +48,8 @@ def drawn(count: int) -> list[Draw]:
     def collect(example: Draw) -> None:
         found.setdefault(example.words, example)
 
-    collect()
+    with mock.patch.object(HypothesisProvider, "_local_constants", nothing):
+        collect()
     return list(found.values())[:count]
 
 
@@ -144,9 +152,15 @@ def test_any_job_on_any_number_of_ranks(ranks, tmp_path):
     assert not failed, f"{len(failed)} of {DRAWS}; {min(failed, key=len)}"
 
 
+def ignores(draw: Draw) -> bool:
+    """Whether a label of the first batch, which holds all samples, is ignored and the loss is a mean over the rest."""
+    found = re.search(r" mean .*ignoring (-?\d+)", draw.words)
+    labels = draw.job.data["label"] if isinstance(draw.job.data, dict) else draw.job.data[-1]
+    return found is not None and bool((labels == int(found[1])).any())
+
+
 def test_a_wrong_weight_is_found(ranks, tmp_path):
-    draws = [draw for draw in drawn(DRAWS) if " mean" in draw.words and "ignoring" in draw.words]
-    draws = [draw for draw in draws if draw.level == "math"][:20]
+    draws = [draw for draw in drawn(DRAWS) if draw.level == "math" and ignores(draw)][:20]
     found = [row["equal"] for _, row in rows(ranks, draws, tmp_path, broken=True)]
-    # Where by chance no label was ignored, nothing is wrong.
-    assert found.count("no") >= 15, found
+    assert found == ["no"] * len(draws)
+    assert len(draws) > 5
