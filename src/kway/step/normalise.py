@@ -63,15 +63,9 @@ def pool(rows: Tensor) -> Statistics:
     """Combine rows of mean (C), biased variance (C) and count, shape (rows, 2 C + 1), in their order."""
     channels = (rows.size(1) - 1) // 2
     means, variances, count = torch.split(rows, [channels, channels, 1], dim=1)
-    pooled = pool_columns(means, variances, count)
-    return Statistics(pooled.mean, pooled.var, pooled.count.squeeze(0))
-
-
-def pool_columns(means: Tensor, variances: Tensor, counts: Tensor) -> Statistics:
-    """Combine means and biased variances, shape (rows, C), of counts (rows, C) or (rows, 1); a count a column."""
-    total = counts.sum(0)
-    mean = (means * counts).sum(0) / total
-    var = ((variances + (means - mean).square()) * counts).sum(0) / total
+    total = count.sum()
+    mean = (means * count).sum(0) / total
+    var = ((variances + (means - mean).square()) * count).sum(0) / total
     return Statistics(mean, var, total)
 
 

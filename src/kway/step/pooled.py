@@ -12,55 +12,88 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from kway.comm.group import Group
 from kway.step.batchnorm import count_batch, replaceable_layers
 from kway.step.checkpointing import recomputing
-from kway.step.normalise import local_statistics, pool, pool_columns
+from kway.step.normalise import local_statistics, pool
 
 Tensor = torch.Tensor
 
 
-class ShardStatistics:
-    """Collects what each layer saw in each shard of a step. ``shard`` is the one being computed.
+class _Seen:
+    """What the layers saw in one shard: views into one vector of all means and all unbiased variances.
 
-    All layers lie in one table, a row a shard: their means, their variances, then a count of values for each layer.
+    torch's kernel writes there what it computes anyway, as running statistics that move the whole way.
     """
+
+    def __init__(self, widths: list[int], dtype: torch.dtype, device: torch.device) -> None:
+        channels = sum(widths)
+        self.dtype = dtype
+        self.vector = torch.zeros(2 * channels, dtype=dtype, device=device)
+        means, variances = torch.split(self.vector, channels)
+        self.means, self.variances = torch.split(means, widths), torch.split(variances, widths)
+        self.counts = [0] * len(widths)
+
+    def clear(self) -> None:
+        self.vector.zero_()
+        self.counts = [0] * len(self.counts)
+
+    def add(self, place: int, x: Tensor) -> None:
+        """Add statistics of x by hand: a layer that saw another x before, or that has a dtype of its own."""
+        channels, before = x.size(1), self.counts[place]
+        mean, var = local_statistics(x)
+        now = torch.cat([mean.double(), var.double(), mean.new_full((1,), x.numel() // channels).double()])
+        biased = self.variances[place].double() * ((before - 1) / max(before, 1))
+        seen = torch.cat([self.means[place].double(), biased, now.new_full((1,), before)])
+        both = pool(torch.stack([seen, now]))
+        self.counts[place] += x.numel() // channels
+        # Past autograd, which holds them for the layer's backward pass without reading them in training.
+        self.means[place].data.copy_(both.mean)
+        self.variances[place].data.copy_(both.var * (both.count / (both.count - 1)))
+
+
+class ShardStatistics:
+    """Collects what each layer saw in each shard of a step. ``shard`` is the one being computed."""
 
     def __init__(self, found: list[tuple[str, _BatchNorm]], shards: int, device: torch.device) -> None:
         self.layers = [module for _, module in found]
-        self.shard = 0
+        self.shard, self._device = 0, device
         self._widths = [module.num_features for module in self.layers]
         channels = sum(self._widths)
+        weights = [module.weight for module in self.layers if module.weight is not None]
+        self._dtype = torch.float64 if any(w.dtype == torch.float64 for w in weights) else torch.float32
+        self._seen: dict[int, _Seen] = {}
+        # A row a shard: all means, all unbiased variances, then a count of values for each layer.
         self._rows = torch.zeros(shards, 2 * channels + len(found), dtype=torch.float64, device=device)
-        means, variances, self._counts = torch.split(self._rows, [channels, channels, len(found)], dim=1)
-        self._means, self._variances = means, variances
-        self._columns = [torch.split(whole, self._widths, dim=1) for whole in (means, variances)]
+        self._means, self._variances, self._counts = torch.split(
+            self._rows, [channels, channels, len(found)], dim=1
+        )
+        self._known: tuple[dict[int, list[int]], Tensor] = ({}, torch.zeros(()))
         self._layer_of = torch.repeat_interleave(
             torch.arange(len(found), device=device),
             torch.tensor(self._widths, dtype=torch.int64, device=device),
             output_size=channels,
         )
-        self._seen: set[tuple[int, int]] = set()
 
     def clear(self) -> None:
         """Forget the last step."""
-        self._rows.zero_()
-        self._seen.clear()
+        for seen in self._seen.values():
+            seen.clear()
 
-    def note(self, place: int, x: Tensor) -> None:
-        """Add what layer number ``place`` sees: x of shape (N, C, ...)."""
-        mean, var = local_statistics(x)
-        here = [columns[place][self.shard] for columns in self._columns]
-        count = self._counts[self.shard, place]
-        values = x.numel() // x.size(1)
-        if (place, self.shard) in self._seen:  # a layer that a forward pass uses twice
-            now = torch.cat([mean.double(), var.double(), mean.new_full((1,), values, dtype=torch.float64)])
-            both = pool(torch.stack([torch.cat([*here, count.view(1)]), now]))
-            here[0].copy_(both.mean)
-            here[1].copy_(both.var)
-            count.copy_(both.count)
-        else:
-            self._seen.add((place, self.shard))
-            here[0].copy_(mean)
-            here[1].copy_(var)
-            count.fill_(values)
+    def normalise(self, place: int, x: Tensor) -> Tensor:
+        """Normalise x, shape (N, C, ...), by its own statistics, as layer ``place`` does, and note them."""
+        module = self.layers[place]
+        seen = self._seen.get(self.shard)
+        if seen is None:
+            seen = self._seen[self.shard] = _Seen(self._widths, self._dtype, self._device)
+        alike = x.dtype == seen.dtype or (seen.dtype == torch.float32 and x.dtype != torch.float64)
+        suits = alike and (module.weight is None or module.weight.dtype == seen.dtype)
+        mean, var = (seen.means[place], seen.variances[place]) if suits else (None, None)
+        first = suits and seen.counts[place] == 0 and not recomputing()
+        if first:
+            seen.counts[place] = x.numel() // x.size(1)
+        elif not recomputing():
+            seen.add(place, x)
+        # They come along where they must not move, too: a recomputation has to save the same tensors.
+        factor = 1.0 if first else 0.0
+        return nn.functional.batch_norm(x, mean, var, module.weight, module.bias, True, factor, module.eps)
 
     @torch.no_grad()
     def finish(self, group: Group) -> None:
@@ -70,8 +103,13 @@ class ShardStatistics:
         """
         if not self.layers:
             return
+        self._fill()
         group.sum_(self._rows)
-        statistics = pool_columns(self._means, self._variances, self._counts.index_select(1, self._layer_of))
+        counts = self._counts.index_select(1, self._layer_of)
+        total = counts.sum(0)
+        mean = (self._means * counts).sum(0) / total
+        within = self._variances * (counts - 1).clamp_min_(0)
+        unbiased = torch.addcmul(within, (self._means - mean).square_(), counts).sum(0) / (total - 1)
         groups: dict[tuple[float, torch.dtype], list[int]] = {}
         for place in self._used():
             module = self.layers[place]
@@ -79,15 +117,28 @@ class ShardStatistics:
             if factor is not None and module.running_mean is not None:
                 groups.setdefault((factor, module.running_mean.dtype), []).append(place)
         # A vector for all layers instead of kernels for each: a GPU is slow to start small ones.
-        unbiased = statistics.var * (statistics.count / (statistics.count - 1))
         for (factor, _), places in groups.items():
             modules = [self.layers[place] for place in places]
-            self._move([m.running_mean for m in modules], statistics.mean, places, factor)
+            self._move([m.running_mean for m in modules], mean, places, factor)
             self._move([m.running_var for m in modules], unbiased, places, factor)
+
+    def _fill(self) -> None:
+        """Write this rank's shards into their rows, and zeros into the others."""
+        counts = {shard: seen.counts for shard, seen in self._seen.items()}
+        if counts != self._known[0]:
+            # Shards hold as much in most steps: what is on the device already need not be sent again.
+            table = torch.zeros(self._counts.shape, dtype=torch.float64)
+            for shard, row in counts.items():
+                table[shard] = torch.tensor(row, dtype=torch.float64)
+            self._known = {shard: [*row] for shard, row in counts.items()}, table.to(self._device)
+        self._rows.zero_()
+        self._counts.copy_(self._known[1])
+        for shard, seen in self._seen.items():
+            self._rows[shard, : len(seen.vector)].copy_(seen.vector)
 
     def _used(self) -> list[int]:
         """List the layers that normalised anything in this step, on any rank, and keep running statistics."""
-        own = {place for place, _ in self._seen}
+        own = {place for seen in self._seen.values() for place, count in enumerate(seen.counts) if count}
         kept = [place for place, module in enumerate(self.layers) if module.track_running_stats]
         if own.issuperset(kept):
             return kept
@@ -120,9 +171,7 @@ def per_shard(model: nn.Module, shards: int, device: torch.device) -> Iterator[S
                     f"batch normalisation needs more than 1 value a channel to train, and shard "
                     f"{statistics.shard} has 1 (input {tuple(x.shape)}): use a larger batch or fewer shards"
                 )
-            if not recomputing():
-                statistics.note(place, x)
-            return nn.functional.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
+            return statistics.normalise(place, x)
 
         return forward
 
