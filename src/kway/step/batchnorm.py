@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from kway.comm.group import Group
 from kway.data.share import Share
 from kway.errors import RefusedError
+from kway.step.accompany import Meeting
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import Normalise, Statistics, gather_statistics
 
@@ -25,11 +26,13 @@ class Presence:
         self.samples = self.total = self.pieces = 1
         # Whether a batch must not be cut in time, because a layer needs its statistics as a whole.
         self.whole = False
+        self.meeting = Meeting()
 
     def take(self, share: Share) -> None:
         """Take up another share."""
         self.counts, self.pieces = share.count > 0, len(share.micro)
         self.samples, self.total = share.count, share.total
+        self.meeting.clear()
 
 
 def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
@@ -129,6 +132,7 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
         update_running(module, statistics)
     arguments = (x, module.weight, module.bias, statistics, module.eps, group, presence.counts)
     y: torch.Tensor = Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
+    presence.meeting.add(y)
     return y
 
 

@@ -58,7 +58,10 @@ class StepCore(ABC):
         self.schedule = job.schedule(optimizer) if job.schedule is not None else None
         self.clip = clip_rule(job.clip)
         self.average = MovingAverage(model, job.ema) if job.ema is not None else None
-        self._known: list[nn.Parameter] = list(model.parameters())
+        self._known = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        self._stateful = {
+            id(module) for module in model.modules() if next(module.buffers(recurse=False), None) is not None
+        }
 
     @abstractmethod
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
@@ -75,12 +78,19 @@ class StepCore(ABC):
         with self.precision.compute(self.device), self.whole_batch.current():
             args, kwargs, target = self.split(move(batch, self.device, self.precision.floating))
             output = self.model(*args, **kwargs)
+            self.presence.meeting.leave_model()
             total, weight = self.rule(output, target, samples)
         return output, target, total, weight
 
-    def backward(self, objective: Tensor) -> None:
-        """Add the gradients of a scalar, if it has any. Parts of the model may be computed again."""
+    def backward(self, objective: Tensor, output: Any) -> None:
+        """Add the gradients of a scalar, if it has any. Parts of the model may be computed again.
+
+        ``output``: what the model returned. Backward may communicate, so that a rank whose scalar is a constant
+        takes part in it nevertheless.
+        """
         if not objective.requires_grad:
+            with self.whole_batch.current():
+                self.presence.meeting.attend(self.model, output)
             return
         scaled: Tensor = self.scaler.scale(objective) if self.scaler else objective
         self.whole_batch.follow(scaled)
@@ -88,22 +98,34 @@ class StepCore(ABC):
             scaled.backward()  # type: ignore[no-untyped-call]
 
     def check_parameters(self) -> bool:
-        """Return whether the model has other parameters than at the last step.
+        """Return whether the model has other parameters than at the last step, or trains others of them.
 
-        Refuse a parameter that came after the optimizer was made and that the optimizer does not know.
-
-        It would get a gradient and stay as it is: easy to overlook. Raises ``UsageError``.
+        Refuse a parameter that is trained now and that the optimizer does not know: it would get a gradient and
+        stay as it is, which is easy to overlook. Refuse a layer with state of its own that was not there when the
+        run began: what kway does for such layers is not done for it. Raises ``UsageError``.
         """
-        now = list(self.model.parameters())
-        if len(now) == len(self._known) and all(a is b for a, b in zip(now, self._known, strict=True)):
+        now = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
+        known = self._known
+        if len(now) == len(known) and all(
+            a is b and c == d for (a, c), (b, d) in zip(now, known, strict=True)
+        ):
             return False
+        for name, module in self.model.named_modules():
+            if next(module.buffers(recurse=False), None) is not None and id(module) not in self._stateful:
+                raise UsageError(
+                    f"layer {name!r} ({type(module).__name__}) was replaced or added after the run began",
+                    "a layer with buffers is prepared when the run begins",
+                    "make it with the model, or train on in a new run (init=)",
+                )
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and id(parameter) not in held:
                 raise UsageError(
-                    f"parameter {name!r} was replaced or added after the optimizer was made",
+                    f"parameter {name!r} was replaced, added or unfrozen after the optimizer was made, which does "
+                    "not hold it",
                     "every trained parameter must be in the optimizer",
-                    "change the values in place (no_grad, copy_), or hand it over with add_param_group",
+                    "change the values in place (no_grad, copy_), give the optimizer all parameters from the "
+                    "beginning, or hand it over with add_param_group",
                 )
         self._known = now
         return True

@@ -74,6 +74,7 @@ class WholeBatch:
         sizes = _sizes(tensor, self.group, self.presence.counts)
         start = sum(sizes[: self.group.rank])
         everything: Tensor = _Gather.apply(tensor, self.group, self.presence.counts, sizes)  # type: ignore[no-untyped-call]
+        self.presence.meeting.add(everything)
         # A rank without samples runs with the first sample of the global batch.
         place = (
             slice(start, start + sizes[self.group.rank]) if self.presence.counts else slice(0, len(tensor))

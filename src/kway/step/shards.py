@@ -102,7 +102,7 @@ class ShardStep(StepCore):
             self.statistics.shard = shard
             seed_generators(key(self.job.seed, "step", step, "shard", shard), self.device)
             output, target, total, weight = self.forward(batch, samples)
-            self.backward(total / share.total)
+            self.backward(total / share.total, output)
             slots = torch.zeros(2 * self.shards + 1, dtype=wide(total), device=self.device)
             slots[shard], slots[self.shards + shard] = total.detach(), weight
             slots[-1] = float(slots.dtype == torch.float64)

@@ -90,7 +90,7 @@ class ShareStep(StepCore):
             else:
                 # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
                 objective = total * ((1.0 if samples else 0.0) / share.total)
-            self.backward(objective)
+            self.backward(objective, output)
             if slots is None:
                 slots = torch.zeros(2, self.ranks, dtype=wide(total), device=total.device)
             if samples:
