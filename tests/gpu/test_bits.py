@@ -76,7 +76,10 @@ def test_any_number_of_gpus_has_the_bits_of_one(up_to_four, model, precision):
         ranks=ranks,
     )
     rows = [(row["devices"], row["equal"], row["reason"]) for row in proof.candidates]
-    print(model, precision, rows)
+    anchor = {
+        key: proof.reference["anchor"][key] for key in ("equal", "reason", "first_difference", "max_ulps")
+    }
+    print(model, precision, rows, anchor)
     assert proof.verdict == "pass", (rows, [row["first_difference"] for row in proof.candidates])
     assert [row[:2] for row in rows] == [(k, "bits") for k in range(1, len(rows) + 1)]
 

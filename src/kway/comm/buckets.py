@@ -1,5 +1,6 @@
 """The tree over shards completed in buckets, the first of them while backward still computes the rest."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -60,10 +61,13 @@ class BucketedTree:
     def __init__(self, flat: FlatGradients, tree: TreeReducer, limit: int | None = None) -> None:
         self.flat, self.tree = flat, tree
         widths = [vector.element_size() for vector in flat.vectors]
-        self.buckets = cut(flat.pieces, widths, flat.carrier, BUCKET_BYTES if limit is None else limit)
+        size = BUCKET_BYTES if limit is None else limit
+        # One device has nobody to wait for.
+        self.buckets = cut(flat.pieces, widths, flat.carrier, size if tree.group.size > 1 else sys.maxsize)
         device = flat.vectors[0].device
         stream: Any = torch.cuda.Stream
-        self._stream: Any = stream(device) if device.type == "cuda" else None
+        beside = device.type == "cuda" and tree.group.size > 1
+        self._stream: Any = stream(device) if beside else None
         self._partials: dict[Span, Vectors] = {}
         self._spine: list[Vectors] = []
         self._missing: list[set[int]] = []
@@ -91,6 +95,11 @@ class BucketedTree:
                     handles.append(parameter.register_post_accumulate_grad_hook(hook))
         try:
             yield
+        except BaseException:
+            # What was sent is on its way: nobody may touch the vectors before it arrived.
+            self._complete()
+            self._forget()
+            raise
         finally:
             for handle in handles:
                 handle.remove()
@@ -114,6 +123,9 @@ class BucketedTree:
             for number in range(len(self.buckets)):
                 self._launch(number, counts)
             self._complete()
+        self._forget()
+
+    def _forget(self) -> None:
         self._partials, self._spine, self._sent, self._pending = {}, [], {}, []
 
     def _ready(self, number: int, place: int, _: Tensor) -> None:
@@ -138,12 +150,12 @@ class BucketedTree:
             }
             nodes[self.tree.own[-1]] = own
             root = self.tree.begin(nodes)
-            # On a GPU nothing waits here but the stream, so the rest can follow at once.
 
             def complete() -> None:
                 vector.copy_(root())
 
             self._pending.append(complete)
+            # On a GPU nothing waits here but the stream, so the rest can follow at once.
             if self._stream is not None:
                 complete()
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-# Of an array, this many elements spread over it: enough to tell one sample from another, at a fixed cost.
+# Of an array, this many elements spread over it enter with their places.
 _EXCERPT = 64
 
 
 def digest_of(value: Any) -> int:
-    """Return 63 bits that depend on the kind, the shape and an excerpt of the contents of ``value``.
+    """Return 63 bits that depend on the kind, the shape and the contents of ``value``: on an excerpt element by
+    element, on the rest by parity and sum.
 
     ``value``: arrays, tensors, numbers and text, in nested lists, tuples, dicts and dataclasses; flat lists of
     numbers enter with every element. Of an object of any other kind, only its kind and what it shows as an
@@ -67,10 +68,28 @@ def _feed_tensor(found: Any, value: torch.Tensor) -> None:
     flat = value.detach().resolve_conj().resolve_neg().reshape(-1)
     excerpt = flat[:: max(1, flat.numel() // _EXCERPT)].contiguous().cpu()
     found.update(excerpt.view(torch.uint8).numpy().tobytes() if excerpt.numel() else b"")
+    if flat.numel() and flat.device.type == "cpu":
+        _feed_whole(found, flat.contiguous().view(torch.uint8).numpy())
 
 
 def _feed_array(found: Any, value: Any) -> None:
     found.update(f"{value.dtype}{value.shape}".encode())
     excerpt = value.reshape(-1)[:: max(1, value.size // _EXCERPT)]
     # The bytes of an array of objects are addresses, which no two processes share.
-    found.update(repr(excerpt.tolist()).encode() if value.dtype.hasobject else excerpt.tobytes())
+    if value.dtype.hasobject:
+        found.update(repr(excerpt.tolist()).encode())
+        return
+    found.update(excerpt.tobytes())
+    if value.size:
+        _feed_whole(found, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+
+
+def _feed_whole(found: Any, raw: Any) -> None:
+    """Enter a parity and a sum of all bytes, eight at a time: a difference anywhere shows, at memory's speed."""
+    words = raw[: len(raw) // 8 * 8]
+    if words.ctypes.data % 8:
+        words = words.copy()
+    words = words.view(np.uint64)
+    found.update(np.bitwise_xor.reduce(words).tobytes())
+    found.update(np.add.reduce(words).tobytes())
+    found.update(raw[len(raw) // 8 * 8 :].tobytes())

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from kway.errors import RefusedError
+
 Tensor = torch.Tensor
 
 
@@ -56,6 +58,16 @@ class Meeting:
         for parameter in without:
             if parameter.grad is not None and not parameter.grad.any():
                 parameter.grad = None
+
+
+def refuse_second_derivative(what: str) -> None:
+    """Raise ``RefusedError`` where backward builds a graph of its own (``create_graph=True``)."""
+    if torch.is_grad_enabled():
+        raise RefusedError(
+            f"a derivative of a derivative through {what}, on several devices",
+            "what the devices exchange in backward has one derivative",
+            "use one device, or exactness bits or loose, where every layer sees one device's samples",
+        )
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -15,6 +15,7 @@ import torch
 from kway.comm.group import Group
 from kway.comm.rows import as_real
 from kway.errors import RefusedError, UsageError
+from kway.step.accompany import refuse_second_derivative
 from kway.step.batchnorm import Presence
 
 Tensor = torch.Tensor
@@ -144,9 +145,9 @@ class _Gather(torch.autograd.Function):
         return torch.view_as_complex(whole) if x.is_complex() else whole.to(x.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Sum what all ranks found for the whole, and take the own rows."""
+        refuse_second_derivative("kway.all_samples")
         (dy,) = grads
         real = as_real(dy)
         total = real.to(torch.promote_types(real.dtype, torch.float32), copy=True)

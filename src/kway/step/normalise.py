@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kway.comm.group import Group
+from kway.step.accompany import refuse_second_derivative
 
 Tensor = torch.Tensor
 
@@ -94,9 +95,9 @@ class Normalise(torch.autograd.Function):
         return torch.nn.functional.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Return the gradients of x, weight and bias."""
+        refuse_second_derivative("batch normalisation over the global batch")
         x, weight, mean, invstd, count = ctx.saved_tensors
         dy = grads[0].contiguous(memory_format=torch.channels_last) if _last(x) else grads[0].contiguous()
         sums = _local_sums(dy, x, mean, invstd, ctx.eps)

@@ -16,6 +16,7 @@ from kway.job import Job
 from kway.step.batchnorm import Presence
 from kway.step.core import Outcome, StepCore, wide
 from kway.step.gradients import sparse_parameters
+from kway.step.kept_buffers import KeptBuffers
 from kway.step.pooled import ShardStatistics
 from kway.step.seeds import seed_generators
 from kway.step.tally import Tally, measure
@@ -47,6 +48,7 @@ class ShardStep(StepCore):
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
         self.first = held[group.rank][0]
         self._tree = TreeReducer(group, shards, held)
+        self._kept = KeptBuffers(model, [*statistics.layers])
         self._lay_out()
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
@@ -55,6 +57,7 @@ class ShardStep(StepCore):
             self._lay_out()
         self.presence.take(share)
         self.statistics.clear()
+        self._kept.begin()
 
         def leaf(shard: int) -> list[Tensor]:
             scalars, counts = self._shard(shard, share, step, tally)
@@ -74,6 +77,7 @@ class ShardStep(StepCore):
         self._buckets.finish(scalars, counts)
         self._flat.hand_out()
         self.statistics.finish(self.group)
+        self._kept.end_of_step(self.group, idle=share.total < self.shards)
         # In the dtype of one device's loss, which a rank without samples cannot know by itself.
         *slots, doubles, _ = torch.split(self._flat.scalars, [self.shards, self.shards, 1, 1])
         losses, weights = torch.stack(slots).to(torch.float64 if doubles > 0 else torch.float32)
@@ -103,6 +107,7 @@ class ShardStep(StepCore):
             seed_generators(key(self.job.seed, "step", step, "shard", shard), self.device)
             output, target, total, weight = self.forward(batch, samples)
             self.backward(total / share.total, output)
+            self._kept.end_of_shard()
             slots = torch.zeros(2 * self.shards + 1, dtype=wide(total), device=self.device)
             slots[shard], slots[self.shards + shard] = total.detach(), weight
             slots[-1] = float(slots.dtype == torch.float64)

@@ -7,7 +7,7 @@ from math import prod
 from torch import nn
 
 from kway.errors import RefusedError, UsageError
-from kway.job import Job
+from kway.job import Job, clip_rule
 from kway.registry import modules_of, unknown
 from kway.step.losses import check_loss
 from kway.strategies.base import Axis
@@ -104,6 +104,14 @@ def check_model(
                 "pass the model that it wraps (.module)",
             )
     check_loss(job.loss)
+    rule = clip_rule(job.clip)
+    complex_one = next((name for name, p in model.named_parameters() if p.is_complex()), None)
+    if rule is not None and rule[0] == "value" and complex_one is not None:
+        raise RefusedError(
+            f"clip={job.clip!r} with the complex parameter {complex_one!r}",
+            "complex numbers have no order",
+            "clip by norm",
+        )
     known = axes()
     shares = prod(size for axis, size in layout.items() if known[axis].splits_batch)
     level_of(level).check(job, model, shares, -(-batch_size // shares), shards)
