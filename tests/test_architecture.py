@@ -14,7 +14,7 @@ MAX_LINES = 400
 GROUND = ("errors", "units", "records", "registry", "world", "job")
 LAYERS = (
     GROUND,
-    ("devices", "launch", "comm", "data", "report", "zoo"),
+    ("devices", "launch", "comm", "data", "checkpoints", "report", "zoo"),
     ("step",),
     ("strategies",),
     ("training",),
