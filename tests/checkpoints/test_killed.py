@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,31 +14,39 @@ ROOT = Path(__file__).parents[2]
 KILLS = 20
 
 
-def run_and_kill(folder, size, delay):
-    """Returns the last step that the process said was durable before it was killed, or ``None``."""
+@pytest.fixture
+def killer(tmp_path, leftovers):
+    """Runs the saving loop for some seconds; gives the last number that it said was durable, or ``None``."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "tests.checkpoints.saving_loop", str(folder), str(size)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as child:
-        assert child.stdout.readline() == "ready\n"
-        threading.Timer(delay, child.kill).start()
-        lines = child.stdout.read().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")]
-    return int(whole[-1]) if whole else None
+    command = [sys.executable, "-m", "tests.checkpoints.saving_loop", str(tmp_path / "c"), "50000"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=environment, cwd=ROOT, **pipes) as parent:
+        assert parent.stdout.readline() == "ready\n"
+
+        def run(seconds):
+            parent.stdin.write(f"{seconds}\n")
+            parent.stdin.flush()
+            last = None
+            while (line := parent.stdout.readline()) != "killed\n":
+                last = float(line)
+            return last
+
+        yield run
 
 
 @pytest.mark.starts
 @pytest.mark.timeout(240)
-def test_k04_the_newest_is_whole_after_every_kill(tmp_path):
+def test_k04_the_newest_is_whole_after_every_kill(killer, tmp_path):
     draw = random.Random(4)
     folder = tmp_path / "c"
-    said = -1
+    said = -1.0
     unfinished = 0
     for _ in range(KILLS):
-        last = run_and_kill(folder, 50_000, draw.uniform(0.0, 0.15))
+        last = killer(draw.uniform(0.0, 0.15))
         said = said if last is None else last
         warnings: list[str] = []
         read = newest(folder, warnings.append)
@@ -47,15 +54,16 @@ def test_k04_the_newest_is_whole_after_every_kill(tmp_path):
         if read is None:
             assert said == -1
             continue
-        assert said <= read.step <= said + 1
-        numbers = [read.weights()["w"], read.part("o")["m"]]
-        assert all(tensor.eq(read.step).all() for tensor in numbers)
+        number = read.weights()["w"][0].item()
+        assert said <= number <= said + 1
+        assert int(number) == read.step
+        assert all(tensor.eq(number).all() for tensor in (read.weights()["w"], read.part("o")["m"]))
         parts = list(folder.glob(".step-*.part"))
         unfinished += len(parts)
         assert len(parts) <= 2
-        said = read.step
+        said = number
     assert said >= 0
     assert unfinished > 0, "no kill hit a save"
-    run_and_kill(folder, 50_000, 1.0)
+    killer(2.0)
     assert newest(folder).step > said
     assert len(list(folder.glob("step-*"))) <= 3  # what kills left over has gone

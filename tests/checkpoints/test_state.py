@@ -45,6 +45,8 @@ def same(a, b):
         return same(list(a.items()), list(b.items()))
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, complex):
+        return same((a.real, a.imag), (b.real, b.imag))
     if isinstance(a, float):
         return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
     return a == b
@@ -91,6 +93,7 @@ def test_any_state_comes_back_equal(state, tmp_path_factory):
     assert same(through_disk(state, tmp_path_factory.mktemp("state")), state)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", sorted(STORED_DTYPES, key=str), ids=str)
 @pytest.mark.parametrize("shape", [(), (3, 2), (0, 2), (1,)], ids=str)
 def test_every_dtype_and_shape(dtype, shape, tmp_path):
@@ -104,6 +107,7 @@ def test_every_dtype_and_shape(dtype, shape, tmp_path):
     assert same(through_disk({"t": [tensor]}, tmp_path), {"t": [tensor]})
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_dtype_of_torch_is_stored_or_refused_by_name():
     for name in dir(torch):
         dtype = getattr(torch, name)
