@@ -13,7 +13,7 @@ begun=$SECONDS code=0
 
 "$python" -m kway devices --json >"$out/cluster.json" 2>"$out/devices.log" || code=1
 if [ "${TESTS:-1}" != 0 ]; then
-    timeout --kill-after=10 270 "$python" -m pytest -q -m gpu tests/gpu --timeout 100 --durations 10 \
+    timeout --kill-after=10 270 "$python" -m pytest -q -s -m gpu tests/gpu --timeout 100 --durations 10 \
         -p no:cacheprovider -o faulthandler_timeout=90 >"$out/tests.log" 2>&1 || code=1
     tail -n 25 "$out/tests.log"
 fi

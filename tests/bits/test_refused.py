@@ -90,8 +90,20 @@ class Remembers(nn.Module):
         return self.net(x)
 
 
-def test_a_buffer_that_depends_on_the_share_is_named(ranks):
-    with pytest.raises(kway.KwayError, match=r"buffer 'seen' differs between devices"):
+@pytest.mark.parametrize(
+    ("size", "shards", "why"),
+    [(1, 3, "depends on the samples"), (2, 3, "depends on the samples"), (3, 3, "differs between devices")],
+)
+def test_a_buffer_that_depends_on_the_share_is_named(ranks, size, shards, why):
+    """A device with one shard sees nothing to compare with: it is found where the ranks meet."""
+    with pytest.raises(kway.KwayError, match=f"buffer 'seen' {why}"):
         kway.train(
-            job_of(Remembers), devices="cpu:2", exactness="bits", shards=3, epochs=1, ranks=ranks, echo=False
+            job_of(Remembers),
+            devices=f"cpu:{size}",
+            strategy="data",
+            exactness="bits",
+            shards=shards,
+            epochs=1,
+            ranks=ranks,
+            echo=False,
         )

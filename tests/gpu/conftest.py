@@ -80,3 +80,9 @@ def up_to_four(_up_to_four: tuple[Warm, int]) -> tuple[Warm, str]:
     ranks, count = _up_to_four
     skip_below(2)
     return ranks, " ".join("cuda:" + ",".join(map(str, range(k))) for k in range(1, count + 1))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a failure when it happens: time on such a machine can end before the summary comes."""
+    if report.failed:
+        print(f"\n{report.nodeid} failed in {report.when}:\n{report.longreprtext}", flush=True)
