@@ -57,8 +57,8 @@ class ShardStatistics:
         self.shard, self._device = 0, device
         self._widths = [module.num_features for module in self.layers]
         channels = sum(self._widths)
-        weights = [module.weight for module in self.layers if module.weight is not None]
-        self._dtype = torch.float64 if any(w.dtype == torch.float64 for w in weights) else torch.float32
+        held = [t for module in self.layers for t in (module.weight, module.running_mean) if t is not None]
+        self._dtype = torch.float64 if any(t.dtype == torch.float64 for t in held) else torch.float32
         self._seen: dict[int, _Seen] = {}
         # A row a shard: all means, all unbiased variances, then a count of values for each layer.
         self._rows = torch.zeros(shards, 2 * channels + len(found), dtype=torch.float64, device=device)
