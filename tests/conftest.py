@@ -1,6 +1,7 @@
 """What tests share: a warm pool of ranks, a look at what they leave behind, and folders of their own."""
 
 import os
+import signal
 import sys
 import time
 import uuid
@@ -53,6 +54,9 @@ def ranks() -> Iterator[Pool]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background of a shell; what tests start would ignore Ctrl-C as well.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         for name in FOREIGN:
