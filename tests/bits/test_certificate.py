@@ -88,3 +88,28 @@ def test_a_proof_of_another_level_is_no_certificate(tmp_path, capsys):
     assert code == 2
     assert "holds no certificate" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
+
+
+def test_it_holds_whatever_devices_were_asked_for(tmp_path):
+    """A batch of 32 splits evenly over 1, 2 and 4 devices and not over 3: fingerprints must not follow that."""
+    common = [
+        "prove",
+        "mlp",
+        "--data",
+        "synthetic",
+        "--exactness",
+        "bits",
+        "--shards",
+        "4",
+        "--batch-size",
+        "32",
+    ]
+    certificates = []
+    for place, devices in enumerate(("cpu:1", "cpu:2", "cpu:1 cpu:3")):
+        out = tmp_path / str(place)
+        assert (
+            main([*common, "--steps", "2", "--strategy", "data", "--devices", devices, "--out", str(out)])
+            == 0
+        )
+        certificates.append(json.loads((out / "proof.json").read_text())["certificate"])
+    assert certificates[0] == certificates[1] == certificates[2]

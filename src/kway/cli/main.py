@@ -37,8 +37,8 @@ def commands() -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own) and return the exit code.
 
-    0: done. 1: the command failed, or a proof did. 2: the input cannot work, and nothing was started or
-    written. 130: interrupted. 141: whoever read the output went away. Other codes are those of a failed rank.
+    0: done. 1: the command failed, or a proof did. 2: the input cannot work, and nothing was written.
+    130: interrupted. 141: whoever read the output went away. Other codes are those of a failed rank.
     """
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))

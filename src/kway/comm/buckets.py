@@ -96,8 +96,10 @@ class BucketedTree:
         try:
             yield
         except BaseException:
-            # What was sent is on its way: nobody may touch the vectors before it arrived.
-            self._complete()
+            # Nobody may touch the vectors before the stream is done with them. On a CPU to complete would be a
+            # collective, in which the other ranks may never come: what arrives there is dropped.
+            if self._stream is not None:
+                self._complete()
             self._forget()
             raise
         finally:

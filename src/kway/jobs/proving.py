@@ -80,7 +80,8 @@ def prove(
     )
     if isinstance(job.model, torch.nn.Module):
         job = replace(job, model=copy.deepcopy(model), init=None)
-    batches = draw(parts, steps, max(len(chosen) for chosen in sets))
+    # The fingerprints of a certificate must not depend on which devices were asked for.
+    batches = draw(parts, steps, shards if exactness == "bits" else max(len(chosen) for chosen in sets))
     # Whether a batch is cut in time is judged row by row: a plain loop over whole batches cuts none.
     uncut = job if exactness == "bits" else replace(job, micro_batch=None)
     check_model(uncut, model, {}, exactness, max(len(indices) for _, indices in batches), shards)
@@ -138,8 +139,8 @@ def _certificate(against: Path | str | None, exactness: str) -> Mapping[str, Any
 def draw(parts: Parts, steps: int, most: int) -> list[tuple[int, Indices]]:
     """Choose the batches of a proof, as (epoch, global data set indices).
 
-    They follow the order of training. Where all shares would be equal, the last batch loses a sample: equal
-    shares hide wrong weights.
+    They follow the order of training. Where all of ``most`` shares would be equal, the last batch loses a
+    sample: equal shares hide wrong weights.
     """
     batches: list[tuple[int, Indices]] = []
     epoch = 0
