@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from kway.comm.buckets import Bucket, BucketedTree, cut
+from kway.comm.buckets import WATCHED_STEPS, Bucket, BucketedTree, cut
 from kway.comm.flat import FlatGradients
 from kway.comm.group import Group
 from kway.comm.tree import TreeReducer, fold, halves
 from kway.data.order import bounds
+from kway.errors import RefusedError
 
 SHARDS = 5
 
@@ -98,7 +99,7 @@ def reduced(context, kind, limit):
     with bucketed.during_backward(partials, spine):
         gradients(model, start)
         early = len(bucketed._pending)
-    bucketed.finish(torch.tensor([float(start)]), True)
+    bucketed.finish(torch.tensor([float(start), 0.0]), True)
     return flat.vectors, early, len(bucketed.buckets)
 
 
@@ -113,3 +114,48 @@ def test_buckets_have_the_bits_of_the_whole(ranks, kind, size):
         for a, b in zip(found, expected, strict=True):
             assert torch.equal(a, b)
     assert expected[0][len(list(kind().parameters()))] == sum(range(SHARDS))
+
+
+class Sometimes(Twice):
+    """Reaches its weight a second time while ``late``."""
+
+    late = False
+
+    def forward(self, x):
+        return super().forward(x) if self.late else self.shared(self.first(x))
+
+
+def steps(context, switch, count):
+    """Reduce ``count`` steps, the last rank late from step ``switch`` on; what each left, or the error."""
+    torch.manual_seed(0)
+    model, rank, size = Sometimes(), context.world.rank, context.world.size
+    tree = TreeReducer(Group(rank, size), size, [(place, place + 1) for place in range(size)])
+    flat = FlatGradients(list(model.parameters()), 1)
+    bucketed = BucketedTree(flat, tree, 64)
+    found = []
+    for step in range(count):
+        model.late = step >= switch and rank == size - 1
+        try:
+            with bucketed.during_backward({}, []):
+                gradients(model, rank)
+            bucketed.finish(torch.zeros(1), True)
+        except RefusedError as error:
+            found.append(str(error))
+        else:
+            found.append((bool(flat.scalars[-1].isnan()), flat.vectors[0].clone()))
+    return found
+
+
+def test_a_gradient_that_changes_after_it_was_sent_is_sent_again_in_the_first_steps(ranks):
+    for found in ranks.run(steps, 1, 4, size=2):
+        assert [late for late, _ in found] == [False] * 4
+        for _, vector in found[2:]:
+            assert torch.equal(vector, found[1][1])
+        assert not torch.equal(found[0][1], found[1][1])
+
+
+def test_later_it_is_an_error_there_and_not_a_number_elsewhere(ranks):
+    other, late = ranks.run(steps, WATCHED_STEPS, WATCHED_STEPS + 1, size=2)
+    assert [step[0] for step in other] == [False] * WATCHED_STEPS + [True]
+    assert "changed after it was sent" in late[-1]
+    assert "use_reentrant=False" in late[-1]

@@ -1,5 +1,6 @@
 """The tree over shards completed in buckets, the first of them while backward still computes the rest."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,12 +12,15 @@ import torch
 
 from kway.comm.flat import FlatGradients, Piece
 from kway.comm.tree import Span, TreeReducer
+from kway.errors import RefusedError
 
 Tensor = torch.Tensor
 Vectors = list[Tensor]
 
 # As much as hides the start of a collective. Small models have one bucket, and no more work than without.
 BUCKET_BYTES = 25 * 2**20
+# Steps in which the host waits to hear whether a gradient changed after it was sent, on any rank.
+WATCHED_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,10 @@ def cut(pieces: Sequence[Piece], widths: Sequence[int], tail: int, limit: int) -
 class BucketedTree:
     """Completes ``tree`` for the gradients of ``flat``, bucket by bucket and in the same order on all ranks.
 
-    ``flat`` has one number more than a step needs: how many gradients changed after their bucket was sent.
+    The last number of ``flat`` is this class's own: 0, or NaN where on any rank a gradient changed after its
+    bucket was sent, as those of a parameter that reentrant checkpoints reach twice. In the first WATCHED_STEPS
+    steps such gradients are reduced again, and from then on all are sent after backward. Later, to know in time
+    would cost a wait in every step: the rank where it happens raises, and the others have a NaN.
     ``limit``: bytes of a bucket, ``BUCKET_BYTES`` if ``None``.
     """
 
@@ -68,6 +75,7 @@ class BucketedTree:
         stream: Any = torch.cuda.Stream
         beside = device.type == "cuda" and tree.group.size > 1
         self._stream: Any = stream(device) if beside else None
+        self._early, self._watched = tree.group.size > 1, WATCHED_STEPS
         self._partials: dict[Span, Vectors] = {}
         self._spine: list[Vectors] = []
         self._missing: list[set[int]] = []
@@ -87,7 +95,7 @@ class BucketedTree:
         # The last bucket holds what is known after backward only.
         self._missing = [set(bucket.parameters).intersection(trained) for bucket in self.buckets[:-1]]
         handles = []
-        if self.tree.group.size > 1:
+        if self._early:
             for number, missing in enumerate(self._missing):
                 for place in sorted(missing):
                     parameter: Any = self.flat.parameters[place]
@@ -106,26 +114,39 @@ class BucketedTree:
             for handle in handles:
                 handle.remove()
 
-    def finish(self, scalars: Tensor, counts: bool) -> None:
+    def finish(self, scalars: Tensor, counts: bool) -> bool:
         """Reduce the rest and wait for all. Afterwards the vectors of ``flat`` hold the root of the tree.
 
-        ``scalars``, ``counts``: as for ``FlatGradients.collect``, for the last shard. A collective. Where on any
-        rank a gradient changed after its bucket was sent, all is reduced once more: a reentrant checkpoint can
-        reach a parameter twice.
+        ``scalars``, ``counts``: as for ``FlatGradients.collect``, for the last shard; the last of the numbers is 0.
+        Return whether every parameter had a gradient that counts. A collective. Raises ``RefusedError`` for a
+        gradient that changed too late for the first time after WATCHED_STEPS steps.
         """
         for number in range(len(self._pending), len(self.buckets) - 1):
             self._launch(number, counts)
-        late = sum(not self._unchanged(place) for place in self._sent)
-        self.flat.note(torch.cat([scalars, scalars.new_tensor([float(late)])]), counts)
+        late = [place for place in self._sent if not self._unchanged(place)]
+        if late:
+            scalars[-1] = math.nan
+        complete = self.flat.note(scalars, counts)
         self._launch(len(self.buckets) - 1, counts)
         self._complete()
-        if len(self.buckets) > 1 and float(self.flat.scalars[-1]) > 0:
-            self._pending = []
-            self.flat.note(torch.cat([scalars, scalars.new_zeros(1)]), counts)
+        watched = self._watched > 0 and self._early and len(self.buckets) > 1
+        self._watched -= watched
+        if watched and math.isnan(float(self.flat.scalars[-1])):
+            self._early, self._pending = False, []
+            scalars[-1] = 0.0
+            self.flat.note(scalars, counts)
             for number in range(len(self.buckets)):
                 self._launch(number, counts)
             self._complete()
+        elif late:
+            shape = tuple(self.flat.parameters[late[0]].shape)
+            raise RefusedError(
+                f"the gradient of parameter number {late[0]}, shape {shape}, changed after it was sent",
+                f"backward reached it twice, as it did not in the first {WATCHED_STEPS} steps",
+                "use checkpoint(..., use_reentrant=False)",
+            )
         self._forget()
+        return complete
 
     def _forget(self) -> None:
         self._partials, self._spine, self._sent, self._pending = {}, [], {}, []

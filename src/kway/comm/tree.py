@@ -74,10 +74,14 @@ class TreeReducer:
             return lambda: fold((0, self.shards), partials.get, torch.add)
         size = self.group.size
         length = -(-first.numel() // size)
-        mine = first.new_zeros(size, len(self.own), length)
-        for place, span in enumerate(self.own):
-            padded = torch.nn.functional.pad(partials[span], (0, size * length - first.numel()))
-            mine[:, place] = padded.view(size, length)
+        if len(self.own) == 1:
+            mine = first.new_zeros(size * length)
+            mine[: first.numel()].copy_(first)
+        else:
+            mine = first.new_zeros(size, len(self.own), length)
+            for place, span in enumerate(self.own):
+                padded = torch.nn.functional.pad(partials[span], (0, size * length - first.numel()))
+                mine[:, place] = padded.view(size, length)
         counts = [len(spans) * length for spans in self.spans]
         answer = self.group.exchange(mine.view(-1), [len(self.own) * length] * size, counts)
 

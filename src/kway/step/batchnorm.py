@@ -139,12 +139,16 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
 @torch.no_grad()
 def count_batch(module: _BatchNorm) -> float | None:
     """Count one more batch, and return by how much the running statistics move, as torch does."""
-    factor: float | None = module.momentum
     if module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
-        if factor is None:
-            factor = 1.0 / float(module.num_batches_tracked)
-    return factor
+    return weight_of_batch(module)
+
+
+def weight_of_batch(module: _BatchNorm) -> float | None:
+    """Return by how much a batch that is counted already moves the running statistics."""
+    if module.momentum is None and module.num_batches_tracked is not None:
+        return 1.0 / float(module.num_batches_tracked)
+    return module.momentum
 
 
 @torch.no_grad()

@@ -96,10 +96,10 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         _check_weights(module, output)
         losses: Tensor = module(output, target)
         if reduction == "batchmean":
-            return losses.sum(), losses.new_tensor(float(losses.shape[0]))
+            return losses.sum(), losses.new_full((), float(losses.shape[0]))
         if reduction == "mean" and isinstance(module, _BY_CLASS) and not target.is_floating_point():
             return losses.sum(), _class_weight(module, target, losses)
-        return losses.sum(), losses.new_tensor(float(losses.numel()))
+        return losses.sum(), losses.new_full((), float(losses.numel()))
 
     return LossRule(compute, reduction != "sum")
 
@@ -192,5 +192,5 @@ def _own(value: Any, samples: int, who: str) -> tuple[Tensor, Tensor]:
             "losses or (sum, weight) to be exact for any weights",
             stacklevel=2,
         )
-        return value * samples, value.new_tensor(float(samples)).detach()
-    return value.sum(), value.new_tensor(float(value.numel())).detach()
+        return value * samples, value.new_full((), float(samples))
+    return value.sum(), value.new_full((), float(value.numel()))

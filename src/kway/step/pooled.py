@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.comm.group import Group
-from kway.step.batchnorm import count_batch, replaceable_layers
+from kway.step.batchnorm import replaceable_layers, weight_of_batch
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import local_statistics, pool
 
@@ -110,17 +110,22 @@ class ShardStatistics:
         mean = (self._means * counts).sum(0) / total
         within = self._variances * (counts - 1).clamp_min_(0)
         unbiased = torch.addcmul(within, (self._means - mean).square_(), counts).sum(0) / (total - 1)
+        used = self._used()
+        # One kernel for all layers instead of one for each: a GPU is slow to start small ones.
+        counters = [self.layers[place].num_batches_tracked for place in used]
+        if counted := [counter for counter in counters if counter is not None]:
+            torch._foreach_add_(counted, 1)
         groups: dict[tuple[float, torch.dtype], list[int]] = {}
-        for place in self._used():
+        for place in used:
             module = self.layers[place]
-            factor = count_batch(module)
+            factor = weight_of_batch(module)
             if factor is not None and module.running_mean is not None:
                 groups.setdefault((factor, module.running_mean.dtype), []).append(place)
-        # A vector for all layers instead of kernels for each: a GPU is slow to start small ones.
+        values = [*torch.split(mean, self._widths), *torch.split(unbiased, self._widths)]
         for (factor, _), places in groups.items():
             modules = [self.layers[place] for place in places]
-            self._move([m.running_mean for m in modules], mean, places, factor)
-            self._move([m.running_var for m in modules], unbiased, places, factor)
+            running = [*(m.running_mean for m in modules), *(m.running_var for m in modules)]
+            self._move(running, [values[p + half] for half in (0, len(self.layers)) for p in places], factor)
 
     def _fill(self) -> None:
         """Write this rank's shards into their rows, and zeros into the others."""
@@ -145,11 +150,10 @@ class ShardStatistics:
         counted = self._counts.sum(0).tolist()
         return [place for place in kept if counted[place] > 0]
 
-    def _move(self, running: list[Tensor | None], values: Tensor, places: list[int], factor: float) -> None:
+    @staticmethod
+    def _move(running: list[Tensor | None], values: list[Tensor], factor: float) -> None:
         found = [tensor for tensor in running if tensor is not None]
-        parts = torch.split(values, self._widths)
-        target = torch.cat([parts[place] for place in places])
-        moved = torch.cat(found).double() * (1 - factor) + target * factor
+        moved = torch.cat(found).double() * (1 - factor) + torch.cat(values) * factor
         torch._foreach_copy_(found, list(torch.split(moved.to(found[0].dtype), [len(t) for t in found])))
 
 

@@ -56,12 +56,13 @@ class ShardStep(StepCore):
         if self.check_parameters():
             self._lay_out()
         self.presence.take(share)
+        self._doubles = False
         self.statistics.clear()
         self._kept.begin()
 
         def leaf(shard: int) -> list[Tensor]:
             scalars, counts = self._shard(shard, share, step, tally)
-            self._flat.collect(torch.cat([scalars, scalars.new_zeros(1)]), counts)
+            self._flat.collect(scalars, counts)
             return [vector.clone() for vector in self._flat.vectors]
 
         # All but the last shard of this rank first: while that one is computed, its gradients are summed already.
@@ -74,16 +75,20 @@ class ShardStep(StepCore):
             spine.append(_summed(left, leaf))
         with self._buckets.during_backward(partials, spine):
             scalars, counts = self._shard(start, share, step, tally)
-        self._buckets.finish(scalars, counts)
-        self._flat.hand_out()
+        complete = self._buckets.finish(scalars, counts)
+        self._flat.hand_out(complete)
         self.statistics.finish(self.group)
         self._kept.end_of_step(self.group, idle=share.total < self.shards)
-        # In the dtype of one device's loss, which a rank without samples cannot know by itself.
-        *slots, doubles, _ = torch.split(self._flat.scalars, [self.shards, self.shards, 1, 1])
-        losses, weights = torch.stack(slots).to(torch.float64 if doubles > 0 else torch.float32)
-        loss, weight = losses.sum(), weights.sum()
+        # In the dtype of one device's loss, which a rank without samples has to read from the others.
+        numbers = self._flat.scalars
+        doubles = self._doubles if share.count else bool(numbers[-2] > 0)
+        numbers = numbers.to(torch.float64 if doubles else torch.float32)
+        # 0, or NaN where a gradient came too late: then all of the step is NaN, and never another number.
+        late = numbers[-1]
+        losses, weights = numbers[: 2 * self.shards].view(2, self.shards)
+        loss, weight = losses.sum() + late, weights.sum() + late
         self._flat.divide_(
-            weight / share.total if self.rule.averaged else weight.new_tensor(1.0 / share.total)
+            weight / share.total if self.rule.averaged else late + 1.0 / share.total
         )
         if self.rule.averaged:
             loss = loss / weight
@@ -96,23 +101,27 @@ class ShardStep(StepCore):
         self._buckets = BucketedTree(self._flat, self._tree)
 
     def _shard(self, shard: int, share: Share, step: int, tally: Tally | None) -> tuple[Tensor, bool]:
-        """Compute one shard's gradients. Return its loss and weight in its own slots, then whether they are
-        float64, as numbers; and whether it has samples.
+        """Compute one shard's gradients. Return its loss and weight in its own slots, whether they are float64 as a
+        number, and a 0; and whether it has samples.
         """
         batch, samples = share.micro[shard - self.first]
         self.optimizer.zero_grad(set_to_none=True)
-        slots = torch.zeros(2 * self.shards + 1, device=self.device)
+        slots = None
         if samples:
             self.statistics.shard = shard
             seed_generators(key(self.job.seed, "step", step, "shard", shard), self.device)
             output, target, total, weight = self.forward(batch, samples)
             self.backward(total / share.total, output)
             self._kept.end_of_shard()
-            slots = torch.zeros(2 * self.shards + 1, dtype=wide(total), device=self.device)
+            slots = torch.zeros(2 * self.shards + 2, dtype=wide(total), device=self.device)
             slots[shard], slots[self.shards + shard] = total.detach(), weight
-            slots[-1] = float(slots.dtype == torch.float64)
+            if slots.dtype == torch.float64:
+                self._doubles = True
+                slots[-2] = 1.0
             if tally is not None:
                 measure(self.job.metrics, output, target, samples, tally, shard)
+        if slots is None:
+            slots = torch.zeros(2 * self.shards + 2, device=self.device)
         return slots, samples > 0
 
 

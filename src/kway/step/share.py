@@ -68,7 +68,7 @@ class ShareStep(StepCore):
         # A device alone with one micro-batch divided before backward: nothing is left to divide by.
         if not self._whole(share):
             self._rescale(
-                weight / share.total if self.rule.averaged else weight.new_tensor(1.0 / share.total)
+                weight / share.total if self.rule.averaged else weight.new_full((), 1.0 / share.total)
             )
         penalty = self.update()
         return Outcome(loss if penalty is None else loss + penalty, weight, losses)
