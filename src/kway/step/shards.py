@@ -87,9 +87,7 @@ class ShardStep(StepCore):
         late = numbers[-1]
         losses, weights = numbers[: 2 * self.shards].view(2, self.shards)
         loss, weight = losses.sum() + late, weights.sum() + late
-        self._flat.divide_(
-            weight / share.total if self.rule.averaged else late + 1.0 / share.total
-        )
+        self._flat.divide_(weight / share.total if self.rule.averaged else late + 1.0 / share.total)
         if self.rule.averaged:
             loss = loss / weight
         penalty = self.update()
