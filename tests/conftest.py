@@ -31,14 +31,14 @@ class Pool:
         function: Callable[..., Any],
         *arguments: Any,
         size: int = 2,
-        on_event: Callable[[Any], None] | None = None,
         limit: float = 60,
+        **options: Any,
     ) -> list[Any]:
         """Call ``function(context, *arguments)`` in ``size`` ranks, for ``limit`` seconds; results by rank."""
         if self._ranks is None or not self._ranks.alive:
             self._ranks = Ranks(["cpu"] * 4, threads=1)
         seconds = timedelta(seconds=limit)
-        return self._ranks.run(function, *arguments, size=size, on_event=on_event, limit=seconds)
+        return self._ranks.run(function, *arguments, size=size, limit=seconds, **options)
 
     def close(self) -> None:
         if self._ranks is not None:

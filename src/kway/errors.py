@@ -6,6 +6,8 @@
         ``RefusedError``: the input is valid, but kway will not do it at this exactness level or layout.
     ``RankError``: a rank raised or died. Carries the rank, its exit code and its traceback.
     ``NonFiniteError``: the loss became NaN or infinite.
+    ``MispairedError``: ranks called other collectives than each other.
+    ``StoppedError``: the run was asked to stop, and left a checkpoint. Exit code 75.
 """
 
 
@@ -43,6 +45,16 @@ class RefusedError(UsageError):
 
 class NonFiniteError(KwayError):
     """The loss became NaN or infinite. The message names epoch, step and rank."""
+
+
+class MispairedError(KwayError):
+    """In one step ranks called other collectives than each other, so that their numbers went to the wrong places."""
+
+
+class StoppedError(KwayError):
+    """The run was asked to stop, did so after a whole step, and can be gone on with. Exit code 75."""
+
+    exit_code = 75
 
 
 class RankError(KwayError):

@@ -153,7 +153,9 @@ class Training(Record):
     ``train_loss``, ``seconds`` (training only), ``samples_per_s``, ``lr``, one entry ``train_NAME`` a metric
     and, where there is validation data, ``validation_loss`` and one entry a metric. ``stopped_early``: whether a
     figure that was no longer better ended the run. ``ema``: decay of the moving average of the weights, which is
-    then what validation figures and ``best`` are of; ``ema_sha256``: fingerprint of the average.
+    then what validation figures and ``best`` are of; ``ema_sha256``: fingerprint of the average. ``checkpoints``:
+    how many were ``saved`` and ``failed``, the ``last`` step, ``held_s`` (time that training waited for saves) and
+    ``waited_s`` (of it, for the save before).
     """
 
     kind: ClassVar[str] = "train"
@@ -185,6 +187,7 @@ class Training(Record):
     stopped_early: bool = False
     ema: float | None = None
     ema_sha256: str | None = None
+    checkpoints: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

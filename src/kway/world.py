@@ -27,3 +27,13 @@ class World:
     def is_main(self) -> bool:
         """Whether this is rank 0, which prints and writes files."""
         return self.rank == 0
+
+
+@dataclass
+class StopRequest:
+    """Whether this process was asked to stop its work at the next good moment. ``by``: the signal's name, or ``""``.
+
+    Set by a signal handler or another thread, read by the work.
+    """
+
+    by: str = ""

@@ -36,14 +36,12 @@ class Warm:
         self._count = count
         self._ranks: Ranks | None = None
 
-    def run(
-        self, function: Callable[..., Any], *arguments: Any, size: int = 2, on_event: Any = None
-    ) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, size: int = 2, **options: Any) -> list[Any]:
         """Call ``function(context, *arguments)`` in ``size`` of them; results by rank."""
         if self._ranks is None or not self._ranks.alive:
             self._ranks = Ranks([f"cuda:{index}" for index in range(self._count)])
         limit = timedelta(seconds=90)
-        return self._ranks.run(function, *arguments, size=size, on_event=on_event, limit=limit)
+        return self._ranks.run(function, *arguments, size=size, limit=limit, **options)
 
     def close(self) -> None:
         if self._ranks is not None:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from kway.cli import options
 
@@ -39,7 +40,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ema", type=float, metavar="X", help="decay of a moving average of the weights, like 0.999"
     )
+    parser.add_argument(
+        "--checkpoint-every", metavar="T", help='save the whole run: like "200s", "500steps" or epochs'
+    )
+    parser.add_argument("--keep", type=int, metavar="N", help="newest checkpoints that stay (default all)")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the newest complete checkpoint of --out"
+    )
+    parser.add_argument(
+        "--resume-from",
+        type=Path,
+        metavar="DIR",
+        help="go on from a checkpoint, or the newest of another run",
+    )
     options.output(parser, "records, curves, logs and weights")
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise ``UsageError`` for flags that do not go together."""
+    from kway.errors import UsageError
+
+    if args.clip_norm is not None and args.clip_value is not None:
+        raise UsageError("--clip-norm and --clip-value", "only one of them")
+    if args.patience is not None and args.early_stop is None:
+        raise UsageError("--patience without --early-stop", "there is nothing to wait for")
+    if args.resume and args.resume_from is not None:
+        raise UsageError("--resume and --resume-from", "only one of them")
+    if args.resume and args.out is None:
+        raise UsageError(
+            "--resume without --out", "its checkpoints are looked for there", "name the run's folder"
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,10 +81,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.report.progress import Progress
     from kway.training.spec import positive
 
-    if args.clip_norm is not None and args.clip_value is not None:
-        raise UsageError("--clip-norm and --clip-value", "only one of them")
-    if args.patience is not None and args.early_stop is None:
-        raise UsageError("--patience without --early-stop", "there is nothing to wait for")
+    _check(args)
     fixed: dict[str, object] = {}
     if args.batch_size_per_device is not None:
         if args.batch_size is not None:
@@ -101,12 +128,17 @@ def run(args: argparse.Namespace) -> int:
             save_best=args.save_best,
             early_stop=args.early_stop,
             patience=3 if args.patience is None else args.patience,
+            checkpoint_every=args.checkpoint_every,
+            keep=args.keep,
+            resume=args.resume_from or args.resume,
         )
     finally:
         progress.close()
+    saved = result.record.checkpoints
+    lost = saved is not None and saved["failed"] and not saved["saved"]
     if args.json:
         print(result.record.to_json())
-        return 0
+        return int(bool(lost))
     for text in result.record.notices:
         print(f"note       {text}")
     step = result.record.measured_step_s
@@ -114,4 +146,6 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{result.record.steps} steps, {timing}; weights {result.record.weights_sha256[:16]}")
     average = ", ema.safetensors" if job.ema is not None else ""
     print(f"wrote      {folder}/: train.json, curves.png, weights.safetensors{average}")
-    return 0
+    if lost:
+        print("kway: error: no checkpoint could be saved (see the notes)", file=sys.stderr)
+    return int(bool(lost))

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from kway.comm.trace import Trace
+
 # The collective was renamed in torch 2.13; the old name warns there, the new one does not exist before.
 _gather_flat: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -14,18 +16,29 @@ class Group:
     """The ranks along one mesh axis. ``handle`` is torch's process group (``None``: all ranks of the job).
 
     Every method but ``rank`` and ``size`` is a collective: all ranks of the group must call it, in the same
-    order, with tensors of the same shape and dtype.
+    order, with tensors of the same shape and dtype. ``trace`` takes note of each.
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, handle: Any = None, ranks: list[int] | None = None
+        self,
+        rank: int = 0,
+        size: int = 1,
+        handle: Any = None,
+        ranks: list[int] | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.rank, self.size, self.handle = rank, size, handle
         self.ranks = ranks if ranks is not None else list(range(size))
+        self.trace = Trace() if trace is None else trace
+
+    def apart(self) -> "Group":
+        """Return the same group with a trace of its own: for collectives that ranks start at different times."""
+        return Group(self.rank, self.size, self.handle, self.ranks)
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum ``tensor`` over the ranks in place and return it. Equal bits on all ranks."""
         if self.size > 1:
+            self.trace.note("sum", tensor.shape, tensor.dtype)
             dist.all_reduce(tensor, group=self.handle)
         return tensor
 
@@ -33,6 +46,7 @@ class Group:
         """Gather ``tensor`` (any shape S) of all ranks, in rank order, as one tensor of shape (size, *S)."""
         if self.size == 1:
             return tensor.unsqueeze(0)
+        self.trace.note("stack", tensor.shape, tensor.dtype)
         gathered = tensor.new_empty((self.size * tensor.numel(),))
         _gather_flat(gathered, tensor.contiguous().reshape(-1), group=self.handle)
         return gathered.reshape(self.size, *tensor.shape)
@@ -47,6 +61,7 @@ class Group:
         """
         if self.size == 1:
             return sent.clone
+        self.trace.note("exchange", (), sent.dtype)
         received = sent.new_empty(sum(sizes))
         work = dist.all_to_all_single(received, sent, sizes, sent_sizes, group=self.handle, async_op=True)
 
@@ -59,6 +74,7 @@ class Group:
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Overwrite ``tensor`` with the first rank's values and return it."""
         if self.size > 1:
+            self.trace.note("broadcast", tensor.shape, tensor.dtype)
             dist.broadcast(tensor, src=self.ranks[0], group=self.handle)
         return tensor
 
@@ -66,6 +82,7 @@ class Group:
         """Gather one picklable object of each rank, in rank order, on all ranks."""
         if self.size == 1:
             return [value]
+        self.trace.note("objects")
         gathered: list[Any] = [None] * self.size
         dist.all_gather_object(gathered, value, group=self.handle)
         return gathered
@@ -73,4 +90,5 @@ class Group:
     def barrier(self) -> None:
         """Wait until all ranks of the group are here."""
         if self.size > 1:
+            self.trace.note("barrier")
             dist.barrier(group=self.handle)

@@ -42,7 +42,7 @@ class Mesh:
             ranks = [self._flat(corner, axis, place) for place in range(self.layout[axis])]
             handle = dist.new_group(ranks) if len(ranks) > 1 else None
             if self.rank in ranks:
-                mine = Group(ranks.index(self.rank), len(ranks), handle, ranks)
+                mine = Group(ranks.index(self.rank), len(ranks), handle, ranks, self.world.trace)
         assert mine is not None
         return mine
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,16 +13,17 @@ from kway.devices.cpu import MOST_BESIDE_A_GPU, threads_for
 from kway.devices.select import parse
 from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
-from kway.errors import UsageError
+from kway.errors import KwayError, UsageError
 from kway.launch import local
 from kway.launch.torchrun import from_environment, join
 from kway.records import Cluster, Plan
 from kway.step.seeds import preserved
 from kway.strategies.layout import SINGLE, check_level, fit, named_sizes, title
 from kway.strategies.levels import DEFAULT_SHARDS
-from kway.world import World
+from kway.world import StopRequest, World
 
 Emit = Callable[[Any], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Context:
 
     world: World
     emit: Emit = field(compare=False)
+    stop: StopRequest = field(default_factory=StopRequest, compare=False)
 
 
 @dataclass(frozen=True)
@@ -60,24 +62,31 @@ class Place:
         logs: Path | None = None,
         echo: bool = True,
         ranks: Any = None,
+        stop: StopRequest | None = None,
     ) -> list[Any]:
         """Call ``task(context, *arguments)`` on every rank; return the results by rank.
 
         Inside ranks that are already there, the list holds this rank's result only. ``ranks`` may hold CPU
-        ranks that are already started (``launch.local.Ranks``).
+        ranks that are already started (``launch.local.Ranks``). ``stop``: set when ranks are to stop early.
         """
-        emit = on_event or _ignore
+        emit, stop = on_event or _ignore, stop or StopRequest()
         if self.joined is not None:
             with with_threads(self.joined.threads), preserved(torch.device(self.joined.device)):
-                return [task(Context(self.joined, emit), *arguments)]
+                return [task(Context(self.joined, emit, stop), *arguments)]
         if self.plan.devices == 1:
             world = World(device=self.plan.device_set[0], threads=self.threads)
             with with_threads(self.threads), preserved(torch.device(world.device)):
-                return [task(Context(world, emit), *arguments)]
+                return [task(Context(world, emit, stop), *arguments)]
         settings = torch_settings()
         if ranks is not None:
             found: list[Any] = ranks.run(
-                as_in_the_caller, settings, task, *arguments, size=self.plan.devices, on_event=emit
+                as_in_the_caller,
+                settings,
+                task,
+                *arguments,
+                size=self.plan.devices,
+                on_event=emit,
+                stop=stop,
             )
             return found
         return local.run(
@@ -91,6 +100,7 @@ class Place:
             echo=echo,
             on_event=emit,
             preload=("torch", "kway.strategies.engine"),
+            stop=stop,
         )
 
 
@@ -208,3 +218,24 @@ def _joined(devices: Any, cluster: Cluster) -> World | None:
     if kind == "cuda":
         world = replace(world, threads=min(world.threads, MOST_BESIDE_A_GPU))
     return world
+
+
+def on_main(where: Place, act: Callable[[], T]) -> T:
+    """Do something once for all ranks of a job: rank 0 does, and all get its result, or its error of kway.
+
+    A collective inside ranks that are already there.
+    """
+    if where.joined is None:
+        return act()
+    from kway.comm.group import Group
+
+    outcome: tuple[Any, KwayError | None] = (None, None)
+    if where.joined.is_main:
+        try:
+            outcome = act(), None
+        except KwayError as problem:
+            outcome = None, problem
+    result, refused = Group(where.joined.rank, where.joined.size).objects(outcome)[0]
+    if refused is not None:
+        raise refused
+    return result  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """``kway.train``: from a job to a trained module and its record."""
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.errors import KwayError, UsageError
+from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.folder import claimed
-from kway.jobs.place import Place, place
+from kway.jobs.place import Place, on_main, place
+from kway.jobs.resuming import bring_best, check_saving, find
+from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
 from kway.step.build import build, load_tensors
@@ -21,9 +23,12 @@ from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
+from kway.training.facts import facts_of
 from kway.training.loop import Loop, training_parts
-from kway.training.spec import TrainSpec, interval
+from kway.training.saving import FOLDER
+from kway.training.spec import TrainSpec, interval, saving_interval
 from kway.training.validation import BEST, known_figure
+from kway.world import StopRequest
 
 Callback = Callable[[str, dict[str, Any]], None]
 
@@ -63,6 +68,9 @@ def train(
     save_best: str | None = None,
     early_stop: str | None = None,
     patience: int = 3,
+    checkpoint_every: int | str | None = None,
+    keep: int | None = None,
+    resume: bool | Path | str = False,
     echo: bool = True,
     ranks: Any = None,
 ) -> Run:
@@ -78,12 +86,19 @@ def train(
     ``patience`` validations in a row; the weights stay those of the last step. Figures that end in ``loss`` are
     best when small.
 
+    ``checkpoint_every``: like ``"200s"``, ``"500steps"`` or a number of epochs: the whole state of the run goes
+    to ``out``/checkpoints/step-N while training goes on; the ``keep`` newest stay (all, where ``None``).
+    ``resume=True`` goes on from the newest complete checkpoint there, or starts anew where there is none;
+    a path names a run's folder or a checkpoint instead. With ``out``, SIGTERM and SIGUSR1 let all ranks stop after
+    the same step and leave a checkpoint; a second one ends the run at once.
+
     ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
-    ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``end``. ``echo``: whether what
+    ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``checkpoint`` (a save began),
+    ``warning``, ``end``. ``echo``: whether what
     ranks print is shown. ``ranks``: CPU ranks that are already started.
 
-    Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``RankError`` where a rank
-    fails; inside one device, what the user's code raises.
+    Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``StoppedError`` where the run
+    was asked to stop; ``RankError`` where a rank fails; inside one device, what the user's code raises.
     """
     where = place(devices, strategy, exactness, shards)
     spec = TrainSpec(
@@ -98,10 +113,17 @@ def train(
         early_stop=_figure(job, "early_stop", early_stop),
         patience=patience,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
+        is_kept=out is not None,
+        checkpoint_every=saving_interval("checkpoint_every", checkpoint_every),
+        keep=keep,
     )
+    check_saving(out, checkpoint_every, keep, resume)
     parts, _ = training_parts(job)
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
+    spec = replace(spec, facts=facts_of(job, parts, where.plan))
+    found, told = on_main(where, lambda: find(out, resume, spec.facts, model))
+    spec = replace(spec, resume=None if found is None else str(found))
     listeners = list(callbacks)
 
     def tell(event: dict[str, Any]) -> None:
@@ -110,18 +132,24 @@ def train(
             listener(name, {key: value for key, value in event.items() if key != "event"})
 
     with ExitStack() as stack:
-        folder = _folder(stack, where, out)
+        folder = _folder(stack, where, out, resume)
+        if found is not None and where.is_main:
+            bring_best(found, folder)
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
         spec = replace(spec, job=sent, folder=str(folder))
         logs = folder / "logs" if out is not None and where.starts_ranks else None
         if where.starts_ranks:
-            results = where.run(run_rank, spec, on_event=tell, logs=_made(logs), echo=echo, ranks=ranks)
+            stop = StopRequest()
+            with asked_to_stop(stop) if out is not None else nullcontext():
+                results = where.run(
+                    run_rank, spec, on_event=tell, logs=_made(logs), echo=echo, ranks=ranks, stop=stop
+                )
         else:
             results = where.run(run_rank, spec, model, on_event=tell, ranks=ranks)
         record: Training
         record, average = results[0]
-        record = replace(record, notices=[*where.notices, *record.notices])
+        record = replace(record, notices=[*where.notices, *told, *record.notices])
         if out is not None and where.is_main:
             from kway.report.curves import draw
 
@@ -141,8 +169,10 @@ def run_rank(
 
     The task that ``train`` sends. Processes that start ranks read the average from its file.
     """
-    loop = Loop(context.world, spec, build(spec.job) if model is None else model, context.emit)
-    return loop.run(), None if model is None else loop.average
+    module = build(spec.job) if model is None else model
+    loop = Loop(context.world, spec, module, context.emit, context.stop)
+    with asked_to_stop(context.stop) if spec.is_kept else nullcontext():
+        return loop.run(), None if model is None else loop.average
 
 
 def _made(folder: Path | None) -> Path | None:
@@ -162,21 +192,7 @@ def _figure(job: Job, what: str, name: str | None) -> str | None:
     return name
 
 
-def _folder(stack: ExitStack, where: Place, out: Path | str | None) -> Path:
-    """Claim the folder once for all ranks: rank 0 does, and all learn how it went."""
-    files = ("train.json", ("weights.safetensors", "ema.safetensors", BEST, "curves.png"))
-    if where.joined is None:
-        return stack.enter_context(claimed(out, *files))
-    from kway.comm.group import Group
-
-    group = Group(where.joined.rank, where.joined.size)
-    outcome: tuple[str, KwayError | None] = ("", None)
-    if where.joined.is_main:
-        try:
-            outcome = str(stack.enter_context(claimed(out, *files))), None
-        except KwayError as problem:
-            outcome = "", problem
-    name, refused = group.objects(outcome)[0]
-    if refused is not None:
-        raise refused
-    return Path(name)
+def _folder(stack: ExitStack, where: Place, out: Path | str | None, resume: bool | Path | str) -> Path:
+    """Claim the folder once for all ranks. A run that goes on finds there what it left."""
+    others = () if resume else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", FOLDER)
+    return Path(on_main(where, lambda: str(stack.enter_context(claimed(out, "train.json", others)))))

@@ -17,6 +17,7 @@ from kway.launch.interrupt import sigterm_raises
 from kway.launch.output import Echo, to_parent
 from kway.launch.payload import load
 from kway.launch.worker import Setup, Task
+from kway.world import StopRequest
 
 _LEAVE_S = 5.0
 
@@ -80,13 +81,14 @@ class Ranks:
         size: int | None = None,
         on_event: Callable[[Any], None] | None = None,
         limit: timedelta | None = None,
+        stop: StopRequest | None = None,
     ) -> list[Any]:
         """Call ``function(context, *arguments)`` in the first ``size`` ranks (all, where ``None``).
 
         Returns the results by rank. ``on_event`` is called here, in this thread, with what ranks emit. Raises
         ``UsageError`` for what cannot travel (nothing has been started or disturbed by then), kway's own
         errors as the rank raised them, and ``RankError`` for any other end of a rank: the first in time. After
-        an error in a task all ranks are gone.
+        an error in a task all ranks are gone. ``stop``: once it is set here, every rank's ``Context.stop`` is.
         """
         size = self.size if size is None else size
         if not 1 <= size <= self.size:
@@ -100,7 +102,7 @@ class Ranks:
                 self._tasks += 1
                 for rank in range(size):
                     crew.send(rank, Task(self._tasks, size, call))
-                return self._collect(crew, size, on_event, limit)
+                return self._collect(crew, size, on_event, limit, stop or StopRequest())
         except BaseException:
             self.close(kill=True)
             raise
@@ -162,13 +164,22 @@ class Ranks:
         )
 
     def _collect(
-        self, crew: Crew, size: int, on_event: Callable[[Any], None] | None, limit: timedelta | None
+        self,
+        crew: Crew,
+        size: int,
+        on_event: Callable[[Any], None] | None,
+        limit: timedelta | None,
+        stop: StopRequest,
     ) -> list[Any]:
         """Wait for all results; raise the first failure in time."""
         results: dict[int, Any] = {}
         started = time.monotonic()
-        messages = crew.listen()
+        messages, told = crew.listen(), False
         for rank, kind, value in messages:
+            if stop.by and not told:
+                told = True
+                for each in range(size):
+                    crew.send(each, StopRequest(stop.by))
             if kind == "event" and on_event is not None:
                 on_event(load(value))
             elif kind == "ready":
@@ -204,10 +215,11 @@ def run(
     on_event: Callable[[Any], None] | None = None,
     group: bool = True,
     preload: Sequence[str] = (),
+    stop: StopRequest | None = None,
 ) -> list[Any]:
     """Start ranks on ``devices`` for one task and return its results by rank. See ``Ranks``."""
     with Ranks(devices, logs=logs, threads=threads, echo=echo, group=group, preload=preload) as ranks:
-        return ranks.run(function, *arguments, on_event=on_event)
+        return ranks.run(function, *arguments, on_event=on_event, stop=stop)
 
 
 def _names(ranks: Sequence[int]) -> str:

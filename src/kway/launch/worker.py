@@ -20,7 +20,7 @@ from kway.launch.blame import dump_value
 from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
 from kway.launch.payload import load
-from kway.world import World
+from kway.world import StopRequest, World
 
 _FOR_EVER = timedelta(days=365)
 
@@ -58,10 +58,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Context:
-    """What a task gets as its first argument: where it stands, and a way to tell the parent something."""
+    """What a task gets as its first argument: where it stands, a way to tell the parent something, and whether the
+    parent was asked to stop.
+    """
 
     world: World
     emit: Callable[[Any], None] = field(compare=False)
+    stop: StopRequest = field(default_factory=StopRequest, compare=False)
 
 
 class _Group:
@@ -125,11 +128,11 @@ def _world(setup: Setup, size: int) -> World:
     )
 
 
-def _run(setup: Setup, task: Task, group: _Group | None, line: Lifeline) -> bytes:
+def _run(setup: Setup, task: Task, group: _Group | None, line: Lifeline, stop: StopRequest) -> bytes:
     os.environ.update(WORLD_SIZE=str(task.size), LOCAL_WORLD_SIZE=str(task.size))
     function, arguments = load(task.call)
     context = Context(
-        _world(setup, task.size), lambda value: line.send("event", dump_value("an event", value))
+        _world(setup, task.size), lambda value: line.send("event", dump_value("an event", value)), stop
     )
     with group.task(task.number, task.size) if group else contextlib.nullcontext():
         result = function(context, *arguments)
@@ -144,7 +147,15 @@ def main(control: int) -> None:
     line = Lifeline(control)
     setup: Setup = line.first()
     tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-    line.watch(tasks.put)
+    stop = StopRequest()
+
+    def take(message: Any) -> None:
+        if isinstance(message, StopRequest):
+            stop.by = message.by
+        else:
+            tasks.put(message)
+
+    line.watch(take)
     write_whole_lines()
     sys.path[:] = setup.path
     try:
@@ -153,7 +164,8 @@ def main(control: int) -> None:
             import_module(name)
         line.send("ready")
         while (task := tasks.get()) is not None:
-            result = _run(setup, task, group, line)
+            result = _run(setup, task, group, line, stop)
+            stop.by = ""
             _flush()
             line.send("result", result)
         done.append(True)

@@ -37,6 +37,8 @@ class Progress:
         ``epoch``, ``step``, ``validation_loss``, and one number for each metric
     ``epoch``
         one entry of ``Training.epochs``
+    ``warning``
+        ``text``
     ``end``
         nothing; also what ``close`` does
 
@@ -75,6 +77,9 @@ class Progress:
                 self._validation(event)
             case "epoch":
                 self._epoch(event)
+            case "warning":
+                self.close()
+                self._print(f"warning    {event['text']}")
             case "end":
                 self.close()
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from kway.comm.group import Group
 from kway.data.loader import Share
-from kway.errors import UsageError
+from kway.errors import MispairedError, UsageError
 from kway.job import Job, clip_rule
 from kway.step.batchnorm import Presence
 from kway.step.clip import clip_gradients
@@ -28,11 +28,16 @@ Tensor = torch.Tensor
 class Outcome:
     """What a step gave. ``loss``: the loss of the global batch (scalar tensor on the device); ``weight``: the
     sum of its weights; ``losses``: the sum of each share by itself, to say where a loss broke.
+
+    ``asked``: what each rank asked for beside its gradients (``StepCore.asked``), shape (ranks,), on the device;
+    ``calls``: the fingerprint of each rank's collectives; ``None`` where no gradients were reduced.
     """
 
     loss: Tensor
     weight: Tensor
     losses: Tensor
+    asked: Tensor | None = None
+    calls: Tensor | None = None
 
 
 class StepCore(ABC):
@@ -58,6 +63,8 @@ class StepCore(ABC):
         self.schedule = job.schedule(optimizer) if job.schedule is not None else None
         self.clip = clip_rule(job.clip)
         self.average = MovingAverage(model, job.ema) if job.ema is not None else None
+        # A small whole number that this rank tells all others with the gradients of the next step.
+        self.asked = 0
         self._known = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         self._stateful = {
             id(module) for module in model.modules() if next(module.buffers(recurse=False), None) is not None
@@ -96,6 +103,16 @@ class StepCore(ABC):
         self.whole_batch.follow(scaled)
         with self.whole_batch.current():
             scaled.backward()  # type: ignore[no-untyped-call]
+
+    def mispaired(self, calls: Tensor, own: int) -> Tensor:
+        """Return 0 where all ranks called the collectives that this one called, ``own``, else NaN.
+
+        Added to a loss and its divisor it makes all of a step NaN, never other numbers, and no device is waited
+        for. On a CPU raises ``MispairedError`` at once.
+        """
+        if not calls.is_cuda:
+            check_calls(calls, own)
+        return torch.zeros_like(calls[0]).masked_fill_((calls != own).any(), torch.nan)
 
     def check_parameters(self) -> bool:
         """Return whether the model has other parameters than at the last step, or trains others of them.
@@ -165,6 +182,20 @@ class StepCore(ABC):
         if stepped and self.average is not None:
             self.average.update()
         return penalty
+
+
+def check_calls(calls: Tensor, own: int | None = None) -> None:
+    """Raise ``MispairedError`` where ranks' fingerprints of their collectives differ. Waits for the device."""
+    found = calls.tolist()
+    own = found[0] if own is None else own
+    others = [rank for rank, value in enumerate(found) if value != own]
+    if others:
+        raise MispairedError(
+            f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} called other collectives in this "
+            "step than the rest",
+            "all ranks must run the same layers, and collectives of the user's own, in the same order",
+            "look for a branch on the rank, or on data, around a layer or a collective",
+        )
 
 
 def waits_for_figure(schedule: Any) -> bool:

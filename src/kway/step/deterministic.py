@@ -49,7 +49,7 @@ def bits_hold_within(device: torch.device, shards: int, threads: int = 1) -> dic
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.machine(),
         "instruction_set": None if cuda else torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
         "threads_a_shard": None if cuda else threads,
         "shards": shards,

@@ -26,6 +26,17 @@ class MovingAverage:
         """Begin a new average at the parameters' present values, as after loading others."""
         self._averages = {name: _start(parameter) for name, parameter in self.model.named_parameters()}
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the averages by parameter name; not copies."""
+        return dict(self._averages)
+
+    def load(self, averages: dict[str, Tensor]) -> None:
+        """Go on with averages that ``state`` gave. Names that the model lacks are left out."""
+        own = dict(self.model.named_parameters())
+        self._averages = {
+            name: value.to(own[name].device, copy=True) for name, value in averages.items() if name in own
+        }
+
     @torch.no_grad()
     def update(self) -> None:
         """Move the average: ``average = decay * average + (1 - decay) * parameter``.

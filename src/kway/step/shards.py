@@ -47,7 +47,7 @@ class ShardStep(StepCore):
         self.group, self.shards, self.statistics = group, shards, statistics
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
         self.first = held[group.rank][0]
-        self._tree = TreeReducer(group, shards, held)
+        self._tree = TreeReducer(group.apart(), shards, held)
         self._kept = KeptBuffers(model, [*statistics.layers])
         self._lay_out()
 
@@ -75,6 +75,11 @@ class ShardStep(StepCore):
             spine.append(_summed(left, leaf))
         with self._buckets.during_backward(partials, spine):
             scalars, counts = self._shard(start, share, step, tally)
+        own = self.group.trace.take()
+        rows = scalars[2 * self.shards : 4 * self.shards].view(2, self.shards)
+        # Not by assignment, for which torch waits for the device.
+        rows[0, self.group.rank].fill_(own)
+        rows[1, self.group.rank].fill_(self.asked)
         complete = self._buckets.finish(scalars, counts)
         self._flat.hand_out(complete)
         self.statistics.finish(self.group)
@@ -85,22 +90,27 @@ class ShardStep(StepCore):
         numbers = numbers.to(torch.float64 if doubles else torch.float32)
         # 0, or NaN where a gradient came too late: then all of the step is NaN, and never another number.
         late = numbers[-1]
-        losses, weights = numbers[: 2 * self.shards].view(2, self.shards)
+        losses, weights, calls, asked = numbers[: 4 * self.shards].view(4, self.shards)
+        calls, asked = calls[: self.group.size], asked[: self.group.size]
+        if self.group.size > 1:
+            late = late + self.mispaired(calls, own)
         loss, weight = losses.sum() + late, weights.sum() + late
         self._flat.divide_(weight / share.total if self.rule.averaged else late + 1.0 / share.total)
         if self.rule.averaged:
             loss = loss / weight
         penalty = self.update()
-        return Outcome(loss if penalty is None else loss + penalty, weight, losses)
+        return Outcome(loss if penalty is None else loss + penalty, weight, losses, asked, calls)
 
     def _lay_out(self) -> None:
         parameters = list(self.model.parameters())
-        self._flat = FlatGradients(parameters, 2 * self.shards + 2, sparse_parameters(self.model))
+        self._flat = FlatGradients(parameters, 4 * self.shards + 2, sparse_parameters(self.model))
         self._buckets = BucketedTree(self._flat, self._tree)
 
     def _shard(self, shard: int, share: Share, step: int, tally: Tally | None) -> tuple[Tensor, bool]:
-        """Compute one shard's gradients. Return its loss and weight in its own slots, whether they are float64 as a
-        number, and a 0; and whether it has samples.
+        """Compute one shard's gradients. Return numbers, and whether it has samples.
+
+        The numbers are its loss and weight in its own slots, twice as many zeros as there are shards, whether they
+        are float64, and a 0.
         """
         batch, samples = share.micro[shard - self.first]
         self.optimizer.zero_grad(set_to_none=True)
@@ -111,15 +121,15 @@ class ShardStep(StepCore):
             output, target, total, weight = self.forward(batch, samples)
             self.backward(total / share.total, output)
             self._kept.end_of_shard()
-            slots = torch.zeros(2 * self.shards + 2, dtype=wide(total), device=self.device)
+            slots = torch.zeros(4 * self.shards + 2, dtype=wide(total), device=self.device)
             slots[shard], slots[self.shards + shard] = total.detach(), weight
             if slots.dtype == torch.float64:
                 self._doubles = True
-                slots[-2] = 1.0
+                slots[-2].fill_(1.0)
             if tally is not None:
                 measure(self.job.metrics, output, target, samples, tally, shard)
         if slots is None:
-            slots = torch.zeros(2 * self.shards + 2, device=self.device)
+            slots = torch.zeros(4 * self.shards + 2, device=self.device)
         return slots, samples > 0
 
 

@@ -44,7 +44,7 @@ class ShareStep(StepCore):
         divide: Divide | None = None,
     ) -> None:
         super().__init__(job, model, optimizer, device, presence, group)
-        self.place, self.ranks = place, ranks
+        self.group, self.place, self.ranks = group, place, ranks
         self._reduce, self._divide = reduce, divide
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
@@ -59,26 +59,37 @@ class ShareStep(StepCore):
         seed_generators(key(self.job.seed, "step", step, self.place), self.device)
         self.optimizer.zero_grad(set_to_none=True)
         slots = self._accumulate(share, tally)
+        own = self.group.trace.take()
         if self._reduce is not None:
-            slots = self._reduce(slots, share.count > 0)
-        losses, weights = slots.view(2, self.ranks)
+            # Not by assignment, for which torch waits for the device.
+            slots[2, self.place].fill_(own)
+            slots[3, self.place].fill_(self.asked)
+            slots = self._reduce(slots.view(-1), share.count > 0).view(slots.shape)
+        losses, weights = slots[0], slots[1]
         loss, weight = losses.sum(), weights.sum()
+        divisor = weight / share.total if self.rule.averaged else weight.new_full((), 1.0 / share.total)
+        calls = asked = None
+        if self._reduce is not None:
+            calls, asked = slots[2], slots[3]
+            broken = self.mispaired(calls, own)
+            loss, divisor = loss + broken, divisor + broken
         if self.rule.averaged:
             loss = loss / weight
         # A device alone with one micro-batch divided before backward: nothing is left to divide by.
         if not self._whole(share):
-            self._rescale(
-                weight / share.total if self.rule.averaged else weight.new_full((), 1.0 / share.total)
-            )
+            self._rescale(divisor)
         penalty = self.update()
-        return Outcome(loss if penalty is None else loss + penalty, weight, losses)
+        return Outcome(loss if penalty is None else loss + penalty, weight, losses, asked, calls)
 
     def _whole(self, share: Share) -> bool:
         """Whether one device can divide before backward. Not with a scaler: what overflows must not depend on it."""
         return self._reduce is None and len(share.micro) == 1 and self.scaler is None
 
     def _accumulate(self, share: Share, tally: Tally | None) -> Tensor:
-        """Run forward and backward over the micro-batches; return losses and weights, this rank's in its slot."""
+        """Run forward and backward over the micro-batches; return losses and weights, this rank's in its slot.
+
+        Shape (4, ranks); the last two rows are 0.
+        """
         slots: Tensor | None = None
         self.presence.take(share)
         for batch, samples in share.micro:
@@ -92,14 +103,14 @@ class ShareStep(StepCore):
                 objective = total * ((1.0 if samples else 0.0) / share.total)
             self.backward(objective, output)
             if slots is None:
-                slots = torch.zeros(2, self.ranks, dtype=wide(total), device=total.device)
+                slots = torch.zeros(4, self.ranks, dtype=wide(total), device=total.device)
             if samples:
                 slots[0, self.place] += total.detach()
                 slots[1, self.place] += weight
                 if tally is not None:
                     measure(self.job.metrics, output, target, samples, tally, self.place)
         assert slots is not None
-        return slots.view(-1)
+        return slots
 
     def _rescale(self, divisor: Tensor) -> None:
         if self._divide is not None:

@@ -64,6 +64,34 @@ class Tally:
         added = group.sum_(table).sum(0).tolist()
         return {name: (pair[0], pair[1]) for name, pair in zip(names, added, strict=True)}
 
+    def state(self, group: Group) -> dict[str, Any]:
+        """Return what was added so far, by all ranks, without reading it back. A collective."""
+        every = group.objects((self._owners, sorted(self._split)))
+        owners = {name: owner for own, _ in every for name, owner in own.items()}
+        empty = torch.zeros(self._rows, 2, dtype=torch.float64, device=self.device)
+        columns = {name: self._columns.get(name, empty).clone() for name in sorted(owners)}
+        for column in columns.values():
+            group.sum_(column)
+        return {
+            "owners": owners,
+            "split": sorted({name for _, split in every for name in split}),
+            "columns": columns,
+        }
+
+    def load(self, state: Mapping[str, Any], rows: range) -> None:
+        """Go on from what ``state`` gave, on the rank that adds to ``rows``.
+
+        Where there were other rows then, all that was added goes into the first one.
+        """
+        self._owners, self._split = dict(state["owners"]), set(state["split"])
+        for name, saved in state["columns"].items():
+            column = torch.zeros(self._rows, 2, dtype=torch.float64, device=self.device)
+            if len(saved) == self._rows:
+                column[rows.start : rows.stop] = saved[rows.start : rows.stop].to(self.device)
+            elif rows.start == 0:
+                column[0] = saved.sum(0).to(self.device)
+            self._columns[name] = column
+
     def _check_owner(self, name: str, first: str, second: str) -> None:
         if first != second:
             raise UsageError(

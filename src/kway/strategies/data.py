@@ -50,7 +50,7 @@ class Data(Axis):
         synchronise(part.model, group)
         if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
-        gradients = Gradients(part.model, group, scalars=2 * part.shares)
+        gradients = Gradients(part.model, group, scalars=4 * part.shares)
         part.reduce, part.divide = gradients.reduce, gradients.divide_
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.reading import Checkpoint
 from kway.comm.mesh import Mesh
 from kway.data.loader import Loader, Share, cut
 from kway.data.order import Indices, bounds
@@ -20,6 +21,7 @@ from kway.step.core import Outcome
 from kway.step.gradients import dense
 from kway.step.inputs import move
 from kway.step.precision import cast, precision_of
+from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
 from kway.strategies.base import Part
 from kway.strategies.layout import axes, check_level, check_model
@@ -74,6 +76,26 @@ class Engine:
             self.close()
             raise
 
+    def ask(self, wishes: int) -> None:
+        """Tell all other ranks a small whole number with the next step's gradients: see ``Outcome.asked``."""
+        self._step.asked = wishes
+
+    def parts(self) -> dict[str, Any]:
+        """Return the state that the next step depends on beside the weights: see ``kway.step.state``."""
+        return parts_of(self._step)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint's weights and state. Raises ``UsageError`` where they do not fit."""
+        load_parts(self._step, checkpoint)
+
+    @property
+    def rows(self) -> range:
+        """The rows of a tally to which this rank adds."""
+        shards = self._level.shards(self.part.shards)
+        if shards is None:
+            return range(self.part.place, self.part.place + 1)
+        return range(*bounds(shards, self.part.shares, self.part.place))
+
     @property
     def schedule(self) -> Any:
         """The scheduler of the optimizer, or ``None``."""
@@ -120,12 +142,7 @@ class Engine:
 
     def _row(self, place: int) -> int:
         """Return the row of a tally in which micro-batch number ``place`` of a share adds up."""
-        shards = self._level.shards(self.part.shards)
-        return (
-            self.part.place
-            if shards is None
-            else bounds(shards, self.part.shares, self.part.place)[0] + place
-        )
+        return self.part.place if self._level.shards(self.part.shards) is None else self.rows[place]
 
     @torch.no_grad()
     def evaluate(self, shares: Any) -> dict[str, float]:

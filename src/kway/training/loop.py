@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 import kway
+from kway.checkpoints.reading import open_checkpoint
 from kway.data.loader import Loader
 from kway.data.parts import Parts, take_apart
+from kway.data.streams import StreamOrder
 from kway.job import Job
 from kway.records import Training
 from kway.step.core import waits_for_figure
@@ -23,11 +25,14 @@ from kway.step.deterministic import bits_hold_within
 from kway.step.tally import Tally, mean
 from kway.strategies.engine import Engine
 from kway.training.clock import StepClock
+from kway.training.facts import check_within, resumed_notices
+from kway.training.requests import STOP, Requests
+from kway.training.saving import Position, Saver
 from kway.training.spec import TrainSpec
 from kway.training.validation import Validation
 from kway.training.watch import LossWatch
 from kway.training.weights import fingerprint, save_weights, unique_names
-from kway.world import World
+from kway.world import StopRequest, World
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -54,13 +59,28 @@ def _own_batch(data: Any, default: int) -> int | None:
 
 
 @dataclass
+class _Course:
+    """How far an epoch has come: ``step`` batches, ``samples``, ``seconds`` of training, ``taken`` optimizer steps."""
+
+    tally: Tally
+    step: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    taken: int = 0
+
+
+@dataclass
 class Loop:
-    """One rank's run of a training job. ``emit`` takes events, and is called on rank 0 only."""
+    """One rank's run of a training job. ``emit`` takes events, and is called on rank 0 only.
+
+    ``stop``: where it is set, all ranks stop after one step and leave a checkpoint.
+    """
 
     world: World
     spec: TrainSpec
     model: nn.Module
     emit: Emit
+    stop: StopRequest = field(default_factory=StopRequest)
     rows: list[dict[str, Any]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -77,8 +97,13 @@ class Loop:
         self.loader = self.engine.loader(train)
         self.validation = None if held is None else self._open(self.engine.loader(held))
         self.clock, self.watch = StepClock(self.engine.device), LossWatch(self.engine.device)
-        self.steps = 0
+        self.steps = self.epoch = 0
+        self.course: _Course | None = None
+        self.requests = Requests(self.engine.device)
         try:
+            self.saver = Saver(self.engine, spec, self.world.is_main)
+            resumed = self._resume()
+            self.saver.check()
             self._say(
                 {
                     "event": "start",
@@ -87,19 +112,23 @@ class Loop:
                     "samples": train.order.samples,
                     "devices": plan.devices,
                     "strategy": plan.strategy,
+                    "resumed_from_step": resumed,
                 }
             )
-            for epoch in range(spec.epochs):
-                self._epoch(epoch)
-                if self._is_last(epoch):
-                    break
+            # An epoch that was begun is ended, though the run has taken all its steps.
+            while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
+                self._epoch(self.epoch)
             self._notice_buffers(self.engine.equalise())
             self.state = self.engine.state()
             if job.ema is not None:
                 with self.engine.averaged():
                     self.average = self.engine.state()
-            record = self._record(begun)
+            if self.saver.is_on and self.saver.at != self.steps:
+                self._save(Position(self.steps, self.epoch, 0))
+            self.notices += self.saver.close()
+            record = self._record(begun, resumed)
         finally:
+            self.saver.close()
             self.engine.close()
             self.loader.close()
             if self.validation is not None:
@@ -124,36 +153,99 @@ class Loop:
             self.emit(event)
 
     def _epoch(self, epoch: int) -> None:
-        tally = self.engine.tally([*self.spec.job.metrics])
-        samples, seconds, first = 0, 0.0, self.steps
+        course = self.course or _Course(self.engine.tally([*self.spec.job.metrics]))
+        self.course = course
         self.clock.resume()
         since = self.clock.synchronise()
-        for share in self.clock.waited(self.loader.epoch(epoch)):
-            outcome = self.engine.step(share, self.steps, tally)
+        shares = iter(()) if self._is_over() else self.loader.epoch(epoch, course.step)
+        for share in self.clock.waited(shares):
+            wishes = self._wishes()
+            self.engine.ask(wishes)
+            outcome = self.engine.step(share, self.steps, course.tally)
             self.clock.step()
             self.watch.add(epoch + 1, share.step + 1, outcome)
             self.steps += 1
-            samples += share.total
+            course.step, course.taken = share.step + 1, course.taken + 1
+            course.samples += share.total
             if self.steps % self.spec.log_every == 0 or self.steps == self.spec.steps:
-                self._log(epoch, share.step, samples, seconds + time.perf_counter() - since)
-            if self.spec.validate_every.due(self.steps, None):
+                self._log(epoch, share.step, course.samples, course.seconds + time.perf_counter() - since)
+            validates = self.spec.validate_every.due(self.steps, None)
+            asked = self.requests.after(outcome, wishes)
+            if validates or asked or self.saver.due(self.steps):
                 self.clock.pause()
-                seconds += self.clock.synchronise() - since
-                self._validate(epoch, self._is_whole(epoch, share.step))
+                course.seconds += self.clock.synchronise() - since
+                if validates:
+                    self._validate(epoch, self._is_whole(epoch, share.step))
+                self._save_and_stop(asked)
                 self.clock.resume()
                 since = self.clock.synchronise()
             if self._is_over():
                 break
         self.clock.pause()
-        seconds += self.clock.synchronise() - since
+        course.seconds += self.clock.synchronise() - since
+        if self.saver.is_on and self.steps == self.spec.steps != self.saver.at:
+            # Before the end of an epoch that it is not: a run that goes on takes the rest of its steps.
+            self._save(Position(self.steps, epoch, course.step))
         if self.spec.validate_every.due(self.steps, epoch + 1) or self._is_last(epoch):
             self._validate(epoch, self._is_last(epoch))
         loss = self.watch.epoch_mean()
         if self.validation is None and waits_for_figure(self.engine.schedule):
             self.engine.schedule.step(loss)
-        row = self._row(epoch, self.steps - first, samples, loss, seconds, tally)
+        row = self._row(epoch, course, loss)
         self.rows.append(row)
         self._say({"event": "epoch", **row})
+        self.epoch, self.course = epoch + 1, None
+        if self.saver.due(self.steps, epoch + 1) and not self._is_last(epoch):
+            self._save(Position(self.steps, epoch + 1, 0))
+
+    def _wishes(self) -> int:
+        return self.saver.wish() | (STOP if self.stop.by and self.spec.is_kept else 0)
+
+    def _save_and_stop(self, asked: int) -> None:
+        """Save where it is time to, or was asked for; raise ``StoppedError`` where that was asked for."""
+        assert self.course is not None
+        if asked or self.saver.due(self.steps):
+            self._save(Position(self.steps, self.epoch, self.course.step))
+        if asked & STOP:
+            raise self.saver.stop(self.stop.by or "another rank")
+
+    def _save(self, position: Position) -> None:
+        """Start to save the run as it stands. A collective."""
+        self._notice_buffers(self.engine.equalise())
+        course, group = self.course, self.engine.part.batch_group
+        run = {
+            "rows": self.rows,
+            "notices": self.notices,
+            "watch": self.watch.state(),
+            "validation": None if self.validation is None else self.validation.state(),
+            "course": None if course is None else [course.samples, course.seconds, course.taken],
+            "tally": None if course is None else course.tally.state(group),
+        }
+        for line in self.saver.save(position, run):
+            self.notices.append(line)
+            self._say({"event": "warning", "text": line})
+        self._say({"event": "checkpoint", "step": position.steps})
+
+    def _resume(self) -> int | None:
+        """Go on from the checkpoint that was asked for; return its step. Raises ``UsageError`` where it cannot be."""
+        if self.spec.resume is None:
+            return None
+        checkpoint = open_checkpoint(Path(self.spec.resume))
+        check_within(checkpoint, self._holds_within())
+        run = checkpoint.part("run")
+        self.saver.match(checkpoint, run["options"])
+        self.engine.restore(checkpoint)
+        streams = isinstance(self.loader.parts.order, StreamOrder)
+        self.notices += [*run["notices"], *resumed_notices(checkpoint, self.spec.plan, streams)]
+        self.steps, self.epoch, self.rows = checkpoint.step, checkpoint.epoch, list(run["rows"])
+        self.watch.load(run["watch"])
+        if self.validation is not None and run["validation"] is not None:
+            self.validation.load(run["validation"])
+        if run["course"] is not None:
+            tally = self.engine.tally([*self.spec.job.metrics])
+            tally.load(run["tally"], self.engine.rows)
+            self.course = _Course(tally, run["step_of_epoch"], *run["course"])
+        return self.steps
 
     def _is_whole(self, epoch: int, step: int) -> bool:
         """Whether the run has taken all the steps it was asked for with ``step`` (from 0) of ``epoch``."""
@@ -192,22 +284,21 @@ class Loop:
             self.notices.append(self.validation.stopped)
         self._say({"event": "validation", "epoch": epoch + 1, "step": self.steps, **figures})
 
-    def _row(
-        self, epoch: int, steps: int, samples: int, loss: float, seconds: float, tally: Tally
-    ) -> dict[str, Any]:
-        metrics = tally.result(self.engine.part.batch_group)
+    def _row(self, epoch: int, course: _Course, loss: float) -> dict[str, Any]:
+        metrics = course.tally.result(self.engine.part.batch_group)
+        seconds = course.seconds
         rate = self.engine.optimizer.param_groups[0]["lr"]
         validation = self.validation
         held_out = validation.figures if validation is not None and validation.at == self.steps else {}
         return {
             "epoch": epoch + 1,
-            "steps": steps,
-            "samples": samples,
+            "steps": course.taken,
+            "samples": course.samples,
             "train_loss": loss,
             **{f"train_{name}": mean(pair) for name, pair in metrics.items()},
             **held_out,
             "seconds": seconds,
-            "samples_per_s": samples / seconds if seconds else 0.0,
+            "samples_per_s": course.samples / seconds if seconds else 0.0,
             "lr": float(rate),
         }
 
@@ -226,7 +317,7 @@ class Loop:
             return None
         return bits_hold_within(self.engine.device, self.spec.plan.shards)
 
-    def _record(self, begun: float) -> Training:
+    def _record(self, begun: float, resumed: int | None) -> Training:
         job, plan = self.spec.job, self.spec.plan
         validation = self.validation
         held = validation.held.parts.notices if validation is not None else []
@@ -245,13 +336,14 @@ class Loop:
             batch_size=self.loader.parts.order.batch_size,
             seed=job.seed,
             steps=self.steps,
-            resumed_from_step=None,
+            resumed_from_step=resumed,
             predicted_step_s=None,
             measured_step_s=self.clock.step_s,
             input_wait_s=self.clock.input_wait_s,
             peak_memory_bytes=self.engine.mesh.world.objects(peak_memory(self.engine.device)),
             weights_sha256=fingerprint(self.state, names),
             stopped_early=validation is not None and bool(validation.stopped),
+            checkpoints=self.saver.summary(),
             ema=job.ema,
             ema_sha256=None if self.average is None else fingerprint(self.average, names),
             epochs=self.rows,

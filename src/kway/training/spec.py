@@ -1,7 +1,8 @@
 """What a training run is asked to do, beyond its job and plan."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from kway.errors import UsageError
 from kway.job import Job
@@ -10,7 +11,7 @@ from kway.records import Plan
 
 @dataclass(frozen=True)
 class Interval:
-    """Every ``count`` epochs, or every ``count`` optimizer steps."""
+    """Every ``count`` epochs, optimizer steps or seconds."""
 
     count: int
     unit: str
@@ -32,6 +33,19 @@ def interval(what: str, value: int | str) -> Interval:
     return Interval(int(found[1]), "steps" if (found[2] or "").startswith("step") else "epochs")
 
 
+def saving_interval(what: str, value: int | str | None) -> Interval | None:
+    """Read ``"200s"``, ``"10min"``, ``"1h"``, ``"500steps"`` or a number of epochs. Raises ``UsageError``."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d*)\s*(s|min|h)", str(value).strip())
+    if found is not None:
+        return Interval(int(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]], "seconds")
+    try:
+        return interval(what, value)
+    except UsageError as error:
+        raise UsageError(error.got, 'it must be like "200s", "10min", "500steps" or "1epoch"') from None
+
+
 def positive(what: str, value: int | None) -> None:
     """Raise ``UsageError`` unless ``value`` is a whole number of at least 1 (or ``None``)."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -45,6 +59,10 @@ class TrainSpec:
     ``folder`` receives ``weights.safetensors`` and, with ``save_best`` (the name of a validation figure),
     ``best.safetensors``. ``log_every``: optimizer steps between two ``step`` events. ``early_stop``: the
     validation figure that ends the run when it was not better in ``patience`` validations in a row.
+
+    ``is_kept``: whether the folder outlives the run, so that checkpoints can be kept there, every
+    ``checkpoint_every``, the last ``keep`` of them. ``resume``: the folder of the checkpoint to go on from.
+    ``facts``: what the job is, for checkpoints (see ``kway.training.facts``).
     """
 
     job: Job
@@ -58,9 +76,13 @@ class TrainSpec:
     early_stop: str | None = None
     patience: int = 3
     started: str = ""
+    is_kept: bool = False
+    checkpoint_every: Interval | None = None
+    keep: int | None = None
+    resume: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse counts that cannot work."""
-        for what in ("epochs", "log_every", "patience"):
+        for what in ("epochs", "log_every", "patience", "steps", "keep"):
             positive(what, getattr(self, what))
-        positive("steps", self.steps)

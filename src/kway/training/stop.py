@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 
 def improved(name: str, value: float, best: float | None) -> bool:
@@ -24,6 +25,15 @@ class EarlyStop:
     patience: int
     best: float | None = None
     waited: int = 0
+
+    def state(self) -> list[Any]:
+        """Return what later decisions depend on."""
+        return [self.name, self.best, self.waited]
+
+    def load(self, state: list[Any]) -> None:
+        """Go on from what ``state`` gave, unless it waited for another figure."""
+        if state[0] == self.name:
+            self.best, self.waited = state[1:]
 
     def judge(self, value: float) -> bool:
         """Take in one validation's figure, the same number on all ranks; return whether to stop."""

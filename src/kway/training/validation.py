@@ -59,6 +59,26 @@ class Validation:
         name = self.spec.early_stop
         self._stop = None if name is None else EarlyStop(name, self.spec.patience)
 
+    def state(self) -> dict[str, Any]:
+        """Return what later decisions and the record depend on."""
+        stop = None if self._stop is None else self._stop.state()
+        return {
+            "at": self.at,
+            "figures": self.figures,
+            "best": self.best,
+            "stopped": self.stopped,
+            "stop": stop,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` gave; what this run decides by another figure begins anew."""
+        self.at, self.figures, self.stopped = state["at"], dict(state["figures"]), state["stopped"]
+        best = state["best"]
+        if best is not None and best["metric"] == self.spec.save_best:
+            self.best = dict(best)
+        if self._stop is not None and state["stop"] is not None:
+            self._stop.load(state["stop"])
+
     def judge(self, epoch: int, steps: int, at_the_end: bool) -> dict[str, float]:
         """Evaluate after ``steps`` steps of the run, in ``epoch`` (from 0), and decide. A collective.
 

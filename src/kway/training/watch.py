@@ -5,7 +5,7 @@ import math
 import torch
 
 from kway.errors import NonFiniteError
-from kway.step.core import Outcome
+from kway.step.core import Outcome, check_calls
 
 
 class LossWatch:
@@ -41,6 +41,16 @@ class LossWatch:
             self.last = loss
         self._open.clear()
 
+    def state(self) -> list[float | None]:
+        """Return what later means depend on. Raises ``NonFiniteError``."""
+        self.check()
+        return [self._total, self._weight, self.last]
+
+    def load(self, state: list[float | None]) -> None:
+        """Go on from what ``state`` gave."""
+        total, weight, self.last = state
+        self._total, self._weight = total or 0.0, weight or 0.0
+
     def epoch_mean(self) -> float:
         """Return the mean loss since the last call, and start anew."""
         self.check()
@@ -50,6 +60,8 @@ class LossWatch:
 
 
 def _error(epoch: int, step: int, outcome: Outcome, loss: float, weight: float) -> NonFiniteError:
+    if outcome.calls is not None:
+        check_calls(outcome.calls)
     ranks = [rank for rank, own in enumerate(outcome.losses.tolist()) if not math.isfinite(own)]
     where = f"epoch {epoch}, step {step}"
     if ranks:

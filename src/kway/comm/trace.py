@@ -1,0 +1,26 @@
+"""What a rank said to the others since the last time it was asked: a fingerprint of its collectives in their order.
+
+Back ends pair collectives by the order in which ranks call them, whatever they are: a rank that calls one more, or
+another, can be handed numbers of a tensor that it never asked for, without an error.
+"""
+
+import zlib
+
+# Whole numbers up to here are exact in single precision, in which fingerprints may travel.
+_LIMIT = 1 << 24
+
+
+class Trace:
+    """Takes note of collectives by name, and of shape and dtype where these must be equal on all ranks."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None) -> None:
+        """Take note of one collective."""
+        self._sum = zlib.crc32(f"{name}{shape}{dtype}".encode(), self._sum)
+
+    def take(self) -> int:
+        """Return the fingerprint, from 1 to 2^24 - 1, and start anew."""
+        found, self._sum = self._sum, 0
+        return found % (_LIMIT - 1) + 1

@@ -1,0 +1,65 @@
+"""Which checkpoint a run goes on from."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from kway.checkpoints.manifest import MANIFEST
+from kway.checkpoints.reading import Checkpoint, newest, open_checkpoint
+from kway.errors import UsageError
+from kway.step.build import check_names
+from kway.training.facts import check_facts
+from kway.training.saving import FOLDER
+from kway.training.validation import BEST
+
+
+def check_saving(out: Any, every: Any, keep: Any, resume: bool | Path | str) -> None:
+    """Raise ``UsageError`` where checkpoints have nowhere to go, or nothing makes them."""
+    if every is not None and out is None:
+        raise UsageError(
+            f"checkpoint_every={every!r} without a folder", "checkpoints are kept there", "set out="
+        )
+    if keep is not None and every is None:
+        raise UsageError(f"keep={keep} without checkpoint_every", "there is nothing to keep")
+    if resume is True and out is None:
+        raise UsageError("resume=True without a folder", "its checkpoints are looked for there", "set out=")
+
+
+def find(
+    out: Path | str | None, resume: bool | Path | str, facts: Mapping[str, Any], model: nn.Module
+) -> tuple[Path | None, list[str]]:
+    """Return the folder of the checkpoint to go on from, or ``None``, and lines for the user.
+
+    ``resume``: ``False``; ``True`` for the newest complete one of ``out``; or a path: a checkpoint, a run's
+    folder or its folder of checkpoints. Raises ``UsageError`` for one that is not whole or does not fit.
+    """
+    if resume is False:
+        return None, []
+    told: list[str] = []
+    checkpoint: Checkpoint | None
+    place = Path(str(out)) if resume is True else Path(resume)
+    if (place / MANIFEST).is_file():
+        checkpoint = open_checkpoint(place)
+        checkpoint.verify()
+    else:
+        place = place / FOLDER if (place / FOLDER).is_dir() or resume is True else place
+        if resume is not True and not place.is_dir():
+            raise UsageError(
+                f"resume={str(resume)!r}", "there is no such folder", "name a run or a checkpoint"
+            )
+        checkpoint = newest(place, told.append)
+    if checkpoint is None:
+        return None, [*told, f"no complete checkpoint in {place}: the run starts anew"]
+    check_facts(checkpoint, facts)
+    check_names(model, checkpoint.weights(), f"of checkpoint {checkpoint.path}")
+    return checkpoint.path.resolve(), told
+
+
+def bring_best(checkpoint: Path, folder: Path) -> None:
+    """Copy the best weights of the run that a checkpoint is of, where this run has another folder."""
+    best = checkpoint.parent.parent / BEST
+    if best.is_file() and not (folder / BEST).exists():
+        shutil.copyfile(best, folder / BEST)

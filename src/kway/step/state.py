@@ -1,0 +1,87 @@
+"""The state of a step between two steps of a run: all that the next one depends on beside the weights, by part."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.checkpoints.optimizer import load_by_name, state_by_name
+from kway.checkpoints.reading import Checkpoint
+from kway.errors import UsageError
+from kway.step.build import load_tensors
+from kway.step.core import StepCore
+
+# Parts that only some jobs have.
+OPTIONAL = ("buffers", "modules", "schedule", "scaler", "ema")
+
+
+def parts_of(step: StepCore) -> dict[str, Any]:
+    """Return the state by part, as ``checkpoints.state.flatten`` takes it; tensors are the step's own, not copies.
+
+    ``optimizer`` by name; ``buffers`` that are not in the model's ``state_dict``; ``modules``: what modules keep
+    beside tensors; ``schedule``, ``scaler`` and ``ema`` where the job has them.
+    """
+    parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, step.model.named_parameters())}
+    if buffers := other_buffers(step.model):
+        parts["buffers"] = buffers
+    if extra := {k: v for k, v in step.model.state_dict().items() if not isinstance(v, torch.Tensor)}:
+        parts["modules"] = extra
+    if step.schedule is not None:
+        parts["schedule"] = step.schedule.state_dict()
+    if step.scaler is not None:
+        parts["scaler"] = step.scaler.state_dict()
+    if step.average is not None:
+        parts["ema"] = step.average.state()
+    return parts
+
+
+def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
+    """Give a step, model included, the state of a checkpoint. Raises ``UsageError`` where it does not fit."""
+    load_tensors(step.model, checkpoint.weights(), f"of checkpoint {checkpoint.path}")
+    own = parts_of(step)
+    differ = [part for part in OPTIONAL if (part in own) != (part in checkpoint)]
+    if differ:
+        has = {part: "has" if part in checkpoint else "lacks" for part in differ}
+        raise UsageError(
+            f"checkpoint {checkpoint.path} {', '.join(f'{has[part]} {part}' for part in differ)}",
+            "the job's own state is another",
+            "go on with the job that wrote it",
+        )
+    if "buffers" in own:
+        _load_buffers(step.model, checkpoint.part("buffers"), checkpoint)
+    if "modules" in own:
+        step.model.load_state_dict(checkpoint.part("modules"), strict=False)
+    load_by_name(step.optimizer, step.model.named_parameters(), checkpoint.part("optimizer"))
+    if step.schedule is not None:
+        step.schedule.load_state_dict(checkpoint.part("schedule"))
+    if step.scaler is not None:
+        step.scaler.load_state_dict(checkpoint.part("scaler"))
+    if step.average is not None:
+        step.average.load(checkpoint.part("ema"))
+
+
+def other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that are not persistent, by name: not part of the weights, but of what comes next."""
+    saved = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+
+
+@torch.no_grad()
+def _load_buffers(model: nn.Module, saved: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> None:
+    own = other_buffers(model)
+    for name, value in saved.items():
+        held = own.get(name)
+        if held is not None and held.shape == value.shape and held.dtype == value.dtype:
+            held.copy_(value)
+            continue
+        parent, _, last = name.rpartition(".")
+        try:
+            module = model.get_submodule(parent)
+        except AttributeError:
+            raise UsageError(
+                f"checkpoint {checkpoint.path} has a buffer {name!r}", "the model has none"
+            ) from None
+        # A buffer that grows while it is used, such as a cache: it takes the saved one's place.
+        device = next((p.device for p in model.parameters()), value.device) if held is None else held.device
+        module.register_buffer(last, value.to(device), persistent=False)

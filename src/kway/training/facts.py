@@ -1,0 +1,109 @@
+"""What a checkpoint says about the job that wrote it, so that another job does not go on from it unnoticed."""
+
+import zlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.checkpoints.reading import Checkpoint
+from kway.data.parts import Parts
+from kway.errors import RefusedError, UsageError
+from kway.job import Job, clip_rule
+from kway.records import Plan
+
+
+def facts_of(job: Job, parts: Parts, plan: Plan) -> dict[str, Any]:
+    """Return what decides which numbers a run computes, as plain values, whatever the number of devices."""
+    rule = clip_rule(job.clip)
+    return {
+        "batch_size": parts.order.batch_size,
+        "samples": parts.order.samples,
+        "shuffle": job.shuffle,
+        "seed": job.seed,
+        "precision": job.precision,
+        "loss": _name(job.loss),
+        "penalty": _name(job.penalty),
+        "schedule": _name(job.schedule),
+        "clip": None if rule is None else f"{rule[0]} {rule[1]:g}",
+        "ema": job.ema,
+        "shards": plan.shards if plan.exactness == "bits" else None,
+    }
+
+
+def check_facts(checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
+    """Raise ``UsageError`` that lists what differs between the job of a checkpoint and the one at hand."""
+    then = checkpoint.part("job")
+    # Shards decide only where both runs hold bits.
+    both = None not in (then.get("shards"), now.get("shards"))
+    differ = [
+        f"{name} {_text(then.get(name))}, now {_text(now.get(name))}"
+        for name in {**then, **now}
+        if then.get(name) != now.get(name) and (name != "shards" or both)
+    ]
+    if differ:
+        raise UsageError(
+            f"checkpoint {checkpoint.path} is of another job: {'; '.join(differ)}",
+            "going on would give a result that neither job gives from the start",
+            "go on with the same job, or start a new run from its weights (--init)",
+        )
+
+
+def check_within(checkpoint: Checkpoint, now: Mapping[str, Any] | None) -> None:
+    """Raise ``RefusedError`` where a run at level bits would go on where its bits do not hold."""
+    then = checkpoint.part("within")
+    if then is None or now is None:
+        return
+    differ = [f"{k} {_text(then.get(k))}, now {_text(now.get(k))}" for k in now if then.get(k) != now.get(k)]
+    if differ:
+        raise RefusedError(
+            f"checkpoint {checkpoint.path} holds bits within other conditions: {'; '.join(differ)}",
+            "the run would not end with the bits of one that was never stopped",
+            "go on under the same conditions, or with --exactness math",
+        )
+
+
+def resumed_notices(checkpoint: Checkpoint, plan: Plan, streams: bool) -> list[str]:
+    """Say what going on changes: nothing but the time at level bits, other random masks elsewhere."""
+    before = checkpoint.part("plan")
+    notices = [f"resumed from step {checkpoint.step} ({checkpoint.path})"]
+    if plan.exactness != before["exactness"]:
+        notices.append(f"up to step {checkpoint.step} the run was at exactness {before['exactness']}")
+    if plan.exactness != "bits" and plan.devices != before["devices"]:
+        notices.append(
+            f"random numbers of the model (dropout) follow seed, step and rank: on {plan.devices} devices instead "
+            f"of {before['devices']} other masks are drawn"
+        )
+    if streams:
+        notices.append("the stream was read again from the start of its epoch, up to where the run goes on")
+    return notices
+
+
+def _name(value: Any) -> str | None:
+    """Name a function or module with its settings, as far as they are plain values or tensors."""
+    if value is None:
+        return None
+    if isinstance(value, nn.Module):
+        held = {name: getattr(value, name) for name in [*vars(value), *value._buffers] if name[0] != "_"}
+        return f"{type(value).__name__}({_settings(held)})"
+    if isinstance(value, partial):
+        return f"{_name(value.func)}({_settings(dict(enumerate(value.args)) | value.keywords)})"
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+def _settings(values: Mapping[Any, Any]) -> str:
+    shown = {name: _plain(value) for name, value in values.items() if name != "training"}
+    return ", ".join(f"{name}={text}" for name, text in shown.items() if text is not None)
+
+
+def _plain(value: Any) -> str | None:
+    if isinstance(value, torch.Tensor):
+        whole = value.detach().cpu().contiguous()
+        return f"tensor {zlib.crc32(whole.reshape(-1).view(torch.uint8).numpy().tobytes()):08x}"
+    return str(value) if isinstance(value, bool | int | float | str) else None
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,261 @@
+"""A run that was stopped and gone on with is the run that was never stopped."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.errors import RefusedError, UsageError
+
+SAMPLES, BATCH, EPOCHS = 110, 24, 3
+STEPS = 5  # an epoch
+
+
+def data():
+    draw = torch.Generator().manual_seed(5)
+    return torch.rand(SAMPLES, 12, generator=draw), torch.randint(3, (SAMPLES,), generator=draw)
+
+
+class Net(nn.Module):
+    """Dropout, running statistics, and a buffer that is in no weights file but counts steps all the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Dropout(0.2)
+        self.last = nn.Linear(16, 3)
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1
+        return self.last(self.drop(self.norm(self.first(x)).relu())) * (1 + self.seen / 100)
+
+
+def job(**more):
+    x, y = data()
+    given = {
+        "model": Net,
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": partial(torch.optim.Adam, lr=0.01),
+        "data": (x, y),
+        "validation": (x[:30], y[:30]),
+        "batch_size": BATCH,
+        "metrics": {"accuracy": kway.accuracy},
+        "ema": 0.9,
+        "schedule": partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5),
+        **more,
+    }
+    return kway.Job(**given)
+
+
+TRAINED = {"epochs": EPOCHS, "save_best": "accuracy", "early_stop": "validation_loss", "patience": 50}
+
+
+def bits(**more):
+    return {**TRAINED, "exactness": "bits", "shards": 4, **more}
+
+
+def told(record):
+    """What must be the same: everything but times and how the run came about."""
+    rows = [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_s")} for row in record.epochs]
+    return record.weights_sha256, record.ema_sha256, record.best, rows, record.steps
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return kway.train(job(), devices="cpu:1", out=tmp_path_factory.mktemp("whole") / "run", **bits())
+
+
+@pytest.mark.parametrize(
+    ("stopped", "first", "second"),
+    [(7, 1, 2), (7, 3, 1), (STEPS, 2, 3), (2 * STEPS, 1, 1), (1, 2, 4), (EPOCHS * STEPS, 1, 2)],
+)
+def test_bits_do_not_know_where_a_run_was_stopped_nor_on_how_many_devices(
+    ranks, whole, tmp_path, stopped, first, second
+):
+    out = tmp_path / "run"
+    kway.train(
+        job(),
+        devices=f"cpu:{first}",
+        out=out,
+        steps=stopped,
+        checkpoint_every="1epochs",
+        ranks=ranks,
+        **bits(),
+    )
+    (out / "train.json").unlink()
+    again = kway.train(
+        job(),
+        devices=f"cpu:{second}",
+        out=out,
+        resume=True,
+        checkpoint_every="100steps",
+        ranks=ranks,
+        **bits(),
+    )
+    assert again.record.resumed_from_step == stopped
+    assert told(again.record) == told(whole.record)
+
+
+def test_a_step_inside_an_epoch_is_gone_on_from_at_math_too(ranks, tmp_path):
+    plain = kway.train(job(), devices="cpu:2", **TRAINED, ranks=ranks)
+    out = tmp_path / "run"
+    kway.train(job(), devices="cpu:2", out=out, steps=8, checkpoint_every="3steps", ranks=ranks, **TRAINED)
+    again = kway.train(
+        job(),
+        devices="cpu:2",
+        out=tmp_path / "more",
+        resume=out / "checkpoints" / "step-6",
+        ranks=ranks,
+        **TRAINED,
+    )
+    assert again.record.resumed_from_step == 6
+    assert told(again.record) == told(plain.record)
+
+
+def test_micro_batches_and_another_number_of_devices_see_the_same_samples(ranks, tmp_path):
+    seen = {}
+
+    class Noting(torch.utils.data.Dataset):
+        def __len__(self):
+            return SAMPLES
+
+        def __getitem__(self, index):
+            return data()[0][index], data()[1][index]
+
+    model = partial(nn.Linear, 12, 3)
+    plain = {"model": model, "ema": None, "micro_batch": 3, "data": Noting(), "workers": 1}
+    for name, count, first in (("whole", 1, None), ("stopped", 2, 7)):
+        out = tmp_path / name
+        given = {"devices": f"cpu:{count}", "out": out, "epochs": 2, "ranks": ranks}
+        run = kway.train(job(**plain), steps=first, checkpoint_every="7steps", **given)
+        if first is not None:
+            (out / "train.json").unlink()
+            run = kway.train(job(**plain), resume=True, **given)
+        seen[name] = run.model.state_dict()
+    for name, value in seen["whole"].items():
+        assert torch.allclose(value, seen["stopped"][name], atol=1e-6)
+
+
+def test_what_another_number_of_devices_changes_at_math_is_said(ranks, tmp_path):
+    out = tmp_path / "run"
+    kway.train(job(), devices="cpu:1", out=out, steps=2, checkpoint_every="1steps", **TRAINED)
+    again = kway.train(
+        job(), devices="cpu:2", out=tmp_path / "more", resume=out, steps=3, ranks=ranks, **TRAINED
+    )
+    assert any("other masks" in line for line in again.record.notices)
+
+
+def test_without_a_checkpoint_a_run_starts_anew_and_says_so(tmp_path):
+    run = kway.train(job(), devices="cpu:1", out=tmp_path / "run", steps=2, resume=True, **TRAINED)
+    assert run.record.resumed_from_step is None
+    assert any("starts anew" in line for line in run.record.notices)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 12}, ["batch_size 24, now 12"]),
+        ({"seed": 3, "ema": None}, ["seed 0, now 3", "ema 0.9, now none"]),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, ["label_smoothing=0.1"]),
+        ({"optimizer": partial(torch.optim.Adam, lr=0.02)}, ["lr 0.01, now 0.02"]),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.01)}, ["another optimizer"]),
+        ({"model": partial(nn.Linear, 12, 3)}, ["missing"]),
+        ({"precision": "fp64"}, ["precision fp32, now fp64"]),
+    ],
+)
+def test_another_job_is_refused_with_what_differs(tmp_path, change, words):
+    out = tmp_path / "run"
+    kway.train(job(), devices="cpu:1", out=out, steps=1, checkpoint_every="1steps", **TRAINED)
+    with pytest.raises(UsageError) as caught:
+        kway.train(job(**change), devices="cpu:1", out=tmp_path / "more", resume=out, **TRAINED)
+    for word in words:
+        assert word in str(caught.value)
+    assert not (tmp_path / "more" / "train.json").exists()
+
+
+def test_bits_are_not_gone_on_with_where_they_do_not_hold(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    kway.train(job(), devices="cpu:1", out=out, steps=1, checkpoint_every="1steps", **bits())
+    monkeypatch.setattr("kway.training.loop.bits_hold_within", lambda *_: {"torch": "another"})
+    with pytest.raises(RefusedError, match="exactness math"):
+        kway.train(job(), devices="cpu:1", out=tmp_path / "more", resume=out, **bits())
+    other = {**TRAINED, "epochs": 1}
+    again = kway.train(job(), devices="cpu:1", out=tmp_path / "math", resume=out, **other)
+    assert any("at exactness bits" in line for line in again.record.notices)
+
+
+def test_a_new_run_is_not_mixed_with_the_checkpoints_of_another(tmp_path):
+    out = tmp_path / "run"
+    kway.train(job(), devices="cpu:1", out=out, steps=1, checkpoint_every="1steps", **TRAINED)
+    for name in ("train.json", "weights.safetensors", "ema.safetensors", "best.safetensors", "curves.png"):
+        (out / name).unlink(missing_ok=True)
+    with pytest.raises(UsageError, match="already holds checkpoints"):
+        kway.train(job(), devices="cpu:1", out=out, **TRAINED)
+
+
+def test_weights_of_a_checkpoint_are_those_of_a_bare_model(tmp_path):
+    from safetensors.torch import load_file
+
+    run = kway.train(
+        job(), devices="cpu:1", out=tmp_path / "run", steps=3, checkpoint_every="3steps", **TRAINED
+    )
+    bare = Net()
+    bare.load_state_dict(load_file(tmp_path / "run" / "checkpoints" / "step-3" / "weights.safetensors"))
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(bare.state_dict()[name], value)
+
+
+def test_a_loss_that_is_no_number_leaves_the_last_good_checkpoint(tmp_path):
+    class Breaks(nn.CrossEntropyLoss):
+        calls = 0
+
+        def forward(self, output, target):
+            Breaks.calls += 1
+            return super().forward(output, target) * (torch.nan if Breaks.calls > 5 else 1)
+
+    out = tmp_path / "run"
+    broken = job(loss=Breaks(), validation=None)
+    with pytest.raises(kway.NonFiniteError):
+        kway.train(broken, devices="cpu:1", out=out, checkpoint_every="2steps", epochs=2)
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-2", "step-4"]
+
+
+def test_what_keeps_checkpoints_from_being_saved_is_said_once_and_training_goes_on(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "checkpoints").symlink_to(tmp_path / "nowhere" / "at all")
+    lines = []
+    run = kway.train(
+        job(),
+        devices="cpu:1",
+        out=out,
+        resume=True,
+        checkpoint_every="1steps",
+        callbacks=[lambda event, record: lines.append(record["text"]) if event == "warning" else None],
+        **TRAINED,
+    )
+    assert run.record.steps == EPOCHS * STEPS
+    assert run.record.checkpoints["saved"] == 0
+    assert run.record.checkpoints["failed"] > 1
+    assert len(lines) == 1
+    assert "was not written" in lines[0]
+
+
+@pytest.mark.parametrize("value", ["0s", "-1steps", "soon", "2.5min", True, ""])
+def test_an_interval_that_means_nothing_is_an_error(tmp_path, value):
+    with pytest.raises(UsageError, match="checkpoint_every"):
+        kway.train(job(), devices="cpu:1", out=tmp_path / "run", checkpoint_every=value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_says_all_that_a_run_depends_on(tmp_path):
+    out = tmp_path / "run"
+    kway.train(job(), devices="cpu:1", out=out, steps=2, checkpoint_every="2steps", **TRAINED)
+    folder = out / "checkpoints" / "step-2"
+    parts = json.loads((folder / "manifest.json").read_text())["parts"]
+    assert parts.keys() >= {"optimizer", "buffers", "schedule", "ema", "run", "job", "plan"}
+    assert not [p for p in folder.iterdir() if p.suffix not in (".json", ".safetensors")]
