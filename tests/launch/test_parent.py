@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kway.launch.guard import Guard
-from kway.launch.interrupt import sigterm_raises
+from kway.launch.interrupt import signals_raise
 
 pytestmark = pytest.mark.starts
 
@@ -79,7 +79,7 @@ def test_nothing_survives_the_parent(number, status, tmp_path, leftovers):
 
 def test_ranks_go_even_if_the_guard_was_killed_first(tmp_path, leftovers):
     parent, _ = start_job(tmp_path)
-    (guard,) = [pid for pid, line in leftovers().items() if "guard.py" in line]
+    (guard,) = [pid for pid, line in leftovers().items() if "kway.launch.guard" in line]
     os.kill(guard, signal.SIGKILL)
     parent.kill()
     parent.communicate(timeout=WITHIN_S)
@@ -96,7 +96,8 @@ def test_the_guard_kills_what_it_knows_when_its_parent_vanishes(leftovers, tmp_p
 import os, subprocess, sys
 from pathlib import Path
 from kway.launch.guard import Guard
-guard = Guard(Path({str(folder)!r}))
+guard = Guard("no such mark")
+guard.remove(Path({str(folder)!r}))
 guard.watch(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
 if os.fork():
     os.kill(os.getpid(), 9)
@@ -110,13 +111,16 @@ time.sleep(600)  # a child of the parent keeps the pipe to the guard open
         time.sleep(0.02)
     left = leftovers()
     assert not any(line.startswith("sleep") for line in left.values())
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert not folder.exists()
     for pid in left:
         os.kill(pid, signal.SIGKILL)
 
 
 def test_a_dismissed_guard_touches_nothing(leftovers, tmp_path):
-    guard = Guard(tmp_path)
+    guard = Guard("no such mark")
+    guard.remove(tmp_path)
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as other:
         guard.watch(other.pid)
         guard.dismiss()
@@ -131,21 +135,21 @@ def test_a_users_own_handler_of_sigterm_stays():
 
     before = signal.signal(signal.SIGTERM, own)
     try:
-        with sigterm_raises():
+        with signals_raise():
             assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_sigterm_raises_in_the_main_thread_only_and_is_restored():
+def test_signals_raise_in_the_main_thread_only_and_is_restored():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    with pytest.raises(SystemExit) as leaving, sigterm_raises():
+    with pytest.raises(SystemExit) as leaving, signals_raise():
         signal.raise_signal(signal.SIGTERM)
     assert leaving.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
     def elsewhere():
-        with sigterm_raises():
+        with signals_raise():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     seen = []

@@ -8,7 +8,9 @@ from typing import Any
 
 from kway.launch import failure
 from kway.launch.failure import Failure
+from kway.launch.family import Family, marked, new_mark
 from kway.launch.guard import Guard
+from kway.launch.interrupt import signals_held
 from kway.launch.listen import listen
 from kway.launch.output import Echo, Output
 from kway.launch.process import RankProcess
@@ -18,13 +20,14 @@ _SEND_S = 60.0
 # only follows from another rank's end.
 _GRACE_S = 0.1
 _GRACE_FOR_CAUSE_S = 1.0
+_LOOK_S = 0.05
 
 
 class Crew:
     """Starts one process of ``entry`` (a module with ``main(control)``) for each of ``environments``.
 
-    ``inherit``: descriptors that single ranks may use, by rank. ``folder``: temporary files that go with the
-    ranks. Standard input of a rank is empty; what it prints goes to ``echo`` and to files in ``logs``.
+    ``inherit``: descriptors that single ranks may use, by rank. ``folders``: temporary files that go if this
+    process is killed. Standard input of a rank is empty; what it prints goes to ``echo`` and to files in ``logs``.
     """
 
     def __init__(
@@ -34,18 +37,22 @@ class Crew:
         *,
         echo: Echo | None,
         logs: Path | None,
-        folder: Path | None = None,
+        folders: Sequence[Path] = (),
         inherit: Mapping[int, int] | None = None,
     ) -> None:
         self._output = Output(len(environments), echo, logs)
         self._processes: list[RankProcess] = []
+        self._mark = new_mark()
         self._guard: Guard | None = None
         try:
+            # First: whatever starts from now on carries the mark that the guard knows.
+            self._guard = Guard(self._mark)
+            for folder in folders:
+                self._guard.remove(folder)
             for rank, environment in enumerate(environments):
-                fd = (inherit or {}).get(rank, -1)
-                self._processes.append(RankProcess(rank, entry, environment, self._output, fd))
-            self._guard = Guard(folder)
-            for process in self._processes:
+                own = marked(environment, self._mark_of(rank))
+                process = RankProcess(rank, entry, own, self._output, (inherit or {}).get(rank, -1))
+                self._processes.append(process)
                 self._guard.watch(process.pid)
             self._output.start()
         except BaseException:
@@ -89,26 +96,31 @@ class Crew:
         self._output.drain()
 
     def end(self, leave: float = 0.0, only: int | None = None) -> None:
-        """End all ranks and what they started. They get ``leave`` seconds to leave by themselves (``only``
-        one of them, where given); then they are killed.
+        """End all ranks and what they started, wherever it went. They get ``leave`` seconds to leave by
+        themselves (``only`` one of them, where given); then they are killed. A signal that asks this process to
+        stop cuts that short, and acts when all are gone.
         """
-        try:
-            self._kill(but=only)
+        with signals_held(leaving=not leave or only is not None) as held:
+            if only is not None:
+                self._family(but=only).end()
             deadline = time.monotonic() + leave
-            for process in self._processes if leave else ():
-                process.wait(max(0.0, deadline - time.monotonic()))
-        finally:
             for process in self._processes:
-                process.kill()
+                while time.monotonic() < deadline and not held.hurry and not process.wait(_LOOK_S):
+                    pass
+            spared = self._family().end()
             for process in self._processes:
                 process.reap()
                 process.close()
             with contextlib.suppress(Exception):  # an echo that fails was reported when it did
                 self._output.close()
+            spared.finish()
             if self._guard is not None:
                 self._guard.dismiss()
 
-    def _kill(self, but: int | None) -> None:
-        for process in self._processes if but is not None else ():
-            if process.rank != but:
-                process.kill()
+    def _mark_of(self, rank: int) -> str:
+        return f"{self._mark}{rank}"
+
+    def _family(self, but: int | None = None) -> Family:
+        chosen = [process for process in self._processes if process.rank != but]
+        marks = [self._mark] if but is None else [f"{self._mark_of(process.rank)};" for process in chosen]
+        return Family(marks, [process.pid for process in chosen if not process.reaped])

@@ -1,9 +1,9 @@
-"""The last one to leave: ends ranks, and removes their temporary files, where their parent could not.
+"""The last one to leave: ends ranks, and removes temporary files, where their parent could not.
 
 A parent that is killed can do nothing, and a rank that is stuck outside of Python does not notice. So a bare
 interpreter watches: its standard input is a pipe that the parent holds. When that closes without the word
-``done``, or the parent is no longer there (a forked child may hold the pipe's other end), all process groups
-that it was told about are killed. This file runs on its own, without kway, as ``guard.py PARENT [FOLDER]``.
+``done``, or the parent is no longer there (a forked child may hold the pipe's other end), everything that ranks
+started is killed, and the folders that it was told about are removed.
 """
 
 import contextlib
@@ -14,15 +14,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kway.launch.family import Family
+
 _LOOK_S = 1.0
+_DISMISS_S = 2.0
+_SOURCES = str(Path(__file__).resolve().parents[2])
+_CODE = "import sys; sys.path.insert(0, sys.argv[3]); from kway.launch.guard import main; main()"
 
 
 class Guard:
-    """Starts the watching process. ``folder`` is removed with the ranks if they outlive this process."""
+    """Starts the watching process, for the ranks whose environment carries ``mark``."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, mark: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(os.getpid()), *([str(folder)] if folder else [])],
+            [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid()), mark, _SOURCES],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -30,27 +35,35 @@ class Guard:
         )
 
     def watch(self, group: int) -> None:
-        """Have a process group killed if this process ends before ``dismiss``."""
-        self._tell(f"{group}\n")
+        """Have a process group killed as well if this process ends before ``dismiss``."""
+        self._tell(f"group {group}")
+
+    def remove(self, folder: Path) -> None:
+        """Have a folder removed if this process ends before ``dismiss``."""
+        self._tell(f"folder {folder.absolute()}")
 
     def dismiss(self) -> None:
         """Say that all is gone already."""
-        self._tell("done\n")
+        self._tell("done")
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(_DISMISS_S)
+        except subprocess.TimeoutExpired:  # somebody stopped it
+            self._process.kill()
+            self._process.wait()
 
     def _tell(self, text: str) -> None:
         # Somebody may have killed the guard: ranks have their own control sockets beside it.
         with contextlib.suppress(OSError, ValueError):
             if self._process.stdin is not None:
-                self._process.stdin.write(text.encode())
+                self._process.stdin.write(os.fsencode(text) + b"\0")
                 self._process.stdin.flush()
 
 
-def _wait(parent: int) -> list[int] | None:
-    """Return the groups to kill when the parent is gone, or ``None`` after ``done``."""
+def _wait(parent: int) -> list[bytes] | None:
+    """Return what was heard when the parent is gone, or ``None`` after ``done``."""
     heard = b""
     while True:
         # Read to the end even of a parent that was gone before this process could look.
@@ -62,22 +75,21 @@ def _wait(parent: int) -> list[int] | None:
                 break
         elif not there:
             break
-    words = heard.split()
-    return None if b"done" in words else [int(word) for word in words]
+    messages = heard.split(b"\0")[:-1]  # behind the last mark of an end stands at most half a message
+    return None if b"done" in messages else messages
 
 
-def _main() -> None:
+def main() -> None:
+    """Watch; the arguments of the process are the parent's id and the mark."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    groups = _wait(int(sys.argv[1]))
-    for group in groups or ():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-    if groups is not None and len(sys.argv) > 2:
+    messages = _wait(int(sys.argv[1]))
+    if messages is None:
+        return
+    told = [message.partition(b" ") for message in messages]
+    groups = [int(value) for kind, _, value in told if kind == b"group"]
+    Family([sys.argv[2]], groups).end().finish()
+    for folder in [value for kind, _, value in told if kind == b"folder"]:
         import shutil  # slow to import, and seldom needed
 
-        shutil.rmtree(sys.argv[2], ignore_errors=True)
-
-
-if __name__ == "__main__":
-    _main()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,34 +1,64 @@
-"""Signals that ask a process to leave: as an exception, so that it can first take its ranks away, or as a wish."""
+"""Signals that ask a process to stop: as an exception, so that it can first take its ranks away, or as a wish."""
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import Any
 
 from kway.world import StopRequest
 
+# A second signal this soon after the first belongs to it: Ctrl-C twice, or a terminal that sends two kinds.
+_ONE_S = 0.5
+# What a process does on these signals where nobody has asked for anything else.
+_DEFAULTS: dict[int, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 # What schedulers send some time before they take a machine away.
 _WISHES = (signal.SIGTERM, signal.SIGUSR1)
 
 
-@contextlib.contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Turn SIGTERM into ``SystemExit(143)`` while the block runs.
+class _Raise:
+    """Raises on the first signal, and again on one that comes much later."""
 
-    Only where signals reach this thread and nobody else handles SIGTERM: a user's own handler stays.
+    def __init__(self) -> None:
+        self._last: float | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._last is not None and now - self._last < _ONE_S:
+            return
+        self._last = now
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def signals_raise() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into ``SystemExit(128 + number)``, and SIGINT into ``KeyboardInterrupt``.
+
+    While the block runs, where signals reach this thread. A user's own handler stays, and so does a signal that is
+    ignored: a process under ``nohup`` outlives its terminal.
     """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    ):
+    with _handled_by(_Raise(), [n for n, usual in _DEFAULTS.items() if signal.getsignal(n) == usual]):
         yield
-        return
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class _Take:
+    """Takes the first signal as a wish; the next one ends the process."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._stop.by:
+            raise SystemExit(128 + number)
+        self._stop.by = signal.Signals(number).name
 
 
 @contextlib.contextmanager
@@ -37,23 +67,52 @@ def asked_to_stop(stop: StopRequest) -> Iterator[None]:
 
     Only where signals reach this thread; a user's own handler stays.
     """
+    handlers = {number: signal.getsignal(number) for number in _WISHES}
+    ours = [n for n, handler in handlers.items() if handler == signal.SIG_DFL or isinstance(handler, _Raise)]
+    with _handled_by(_Take(stop), ours):
+        yield
+
+
+class Held:
+    """Signals that arrived while they were held back."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    @property
+    def hurry(self) -> bool:
+        """Whether one has arrived: what waits should wait no longer."""
+        return bool(self.numbers)
+
+
+@contextlib.contextmanager
+def signals_held(*, leaving: bool) -> Iterator[Held]:
+    """Hold signals that ask to stop back while the block runs, so that an end is not left half-way.
+
+    They act when the block is through; with ``leaving`` only on handlers of the user's own: an exception is on its
+    way already then, and what failed first is not to be lost.
+    """
+    held = Held()
+    before = {number: signal.getsignal(number) for number in _DEFAULTS}
+    with _handled_by(
+        lambda number, frame: held.numbers.append(number),
+        [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)],
+    ):
+        yield held
+    for number in dict.fromkeys(held.numbers):
+        handler = before[number]
+        if not leaving or not (handler == _DEFAULTS[number] or isinstance(handler, _Raise | _Take)):
+            signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def _handled_by(act: Callable[[int, FrameType | None], None], numbers: Iterable[int]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def take(number: int, frame: FrameType | None) -> None:
-        if stop.by:
-            raise SystemExit(128 + number)
-        stop.by = signal.Signals(number).name
-
-    ours = [number for number in _WISHES if signal.getsignal(number) in (signal.SIG_DFL, _leave)]
-    before = {number: signal.signal(number, take) for number in ours}
+    before = {number: signal.signal(number, act) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kway.launch.channel import Inbox, frame
+from kway.launch.family import own_family
 
 
 class Lifeline:
@@ -26,8 +27,8 @@ class Lifeline:
     def watch(self, act: Callable[[Any], None]) -> None:
         """From now on call ``act``, in a thread, with each further message; ``None`` is the last one.
 
-        If there is nothing more to come and ``None`` has not been said, the parent is gone: then this whole
-        process group ends, loader workers included.
+        If there is nothing more to come and ``None`` has not been said, the parent is gone: then this process
+        ends with all that it started, loader workers included.
         """
         threading.Thread(target=self._watch, args=(act,), name="kway-control", daemon=True).start()
 
@@ -46,7 +47,8 @@ class Lifeline:
             act(message)
             if message is None:
                 return
-        os.killpg(0, signal.SIGKILL)
+        own_family().end()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_whole_lines() -> None:

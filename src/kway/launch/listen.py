@@ -42,4 +42,4 @@ def _messages(process: RankProcess) -> Iterator[tuple[int, str, Any]]:
 def _status(process: RankProcess) -> int:
     """Wait for a rank that closed its wire; one that goes on without a wire is of no use and is ended."""
     process.wait(_LAST_WORDS_S)
-    return process.reap()
+    return process.status()

@@ -13,7 +13,7 @@ from kway.errors import KwayError, UsageError
 from kway.launch import address, failure
 from kway.launch.blame import dump_call
 from kway.launch.crew import Crew
-from kway.launch.interrupt import sigterm_raises
+from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.payload import load
 from kway.launch.worker import Setup, Task
@@ -97,7 +97,7 @@ class Ranks:
             raise KwayError("these ranks are gone", "a task failed or they were closed", "start new ones")
         call = dump_call(function, arguments, self._own_folder())
         try:
-            with sigterm_raises():
+            with signals_raise():
                 crew = self._crew or self._start()
                 self._tasks += 1
                 for rank in range(size):
@@ -140,7 +140,7 @@ class Ranks:
                 ],
                 echo=self._echo,
                 logs=self._logs,
-                folder=self._folder,
+                folders=[self._own_folder()],
                 inherit={0: listener.fileno()},
             )
             self._crew = crew

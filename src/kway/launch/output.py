@@ -1,5 +1,6 @@
 """What ranks print: read by one thread, whole lines to the parent's streams, everything to log files."""
 
+import codecs
 import contextlib
 import os
 import selectors
@@ -7,12 +8,16 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import TextIO
+
+from kway.launch.log import Log
 
 Echo = Callable[[int, str, str], None]
 """Called with rank, stream (``stdout`` or ``stderr``) and text that ends a line (or, alone, any text)."""
 
+# As much as a pipe holds: one read empties it of what was there.
 _CHUNK = 1 << 16
+_LAST_READS = 32
 _LONGEST_LINE = 1 << 20
 
 
@@ -25,19 +30,28 @@ def to_parent(ranks: int) -> Echo:
             return
         # A closed or broken stream of the parent must not stop the ranks from being read.
         with contextlib.suppress(OSError, ValueError):
-            target.write(text if ranks == 1 else f"[rank {rank}] {text}")
+            _write(target, text if ranks == 1 else f"[rank {rank}] {text}")
             target.flush()
 
     return echo
 
 
+def _write(target: TextIO, text: str) -> None:
+    try:
+        target.write(text)
+    except UnicodeEncodeError:  # a terminal that has not all characters is no reason to lose a line
+        encoding = target.encoding or "ascii"
+        target.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
 class _Stream:
     """One pipe of one rank."""
 
-    def __init__(self, rank: int, name: str, fd: int, log: BinaryIO | None, whole_lines: bool) -> None:
+    def __init__(self, rank: int, name: str, fd: int, log: Log | None, whole_lines: bool) -> None:
         self.rank, self.name, self.fd, self.log = rank, name, fd, log
         self._whole_lines = whole_lines
         self._rest = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> tuple[bool, list[str]]:
         """Read once: whether the pipe is still open, and the texts to echo."""
@@ -45,19 +59,22 @@ class _Stream:
             chunk = os.read(self.fd, _CHUNK)
         except OSError:
             chunk = b""
+        if not chunk and not self._whole_lines:
+            rest = self._decoder.decode(b"", final=True)
+            return False, [rest] if rest else []
         if not chunk:
-            rest, self._rest = self._rest, b""
-            return False, [self._text(rest)] if rest else []
-        if self.log is not None:
-            self.log.write(chunk)
-            self.log.flush()
+            last, self._rest = self._rest, b""
+            return False, [self._text(last)] if last else []
+        warning = self.log.write(chunk) if self.log is not None else ""
+        warnings = [warning] if warning else []
         if not self._whole_lines:
-            return True, [chunk.decode(errors="replace")]
+            # A character may come in two halves.
+            return True, [*warnings, self._decoder.decode(chunk)]
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             lines.append(self._rest)
             self._rest = b""
-        return True, [self._text(line) for line in lines]
+        return True, [*warnings, *(self._text(line) for line in lines)]
 
     @staticmethod
     def _text(line: bytes) -> str:
@@ -74,7 +91,7 @@ class Output:
 
     def __init__(self, ranks: int, echo: Echo | None, logs: Path | None) -> None:
         self._ranks, self._echo = ranks, echo
-        self._logs = [(logs / f"rank-{rank}.log").open("wb") for rank in range(ranks)] if logs else []
+        self._logs = [Log(logs / f"rank-{rank}.log") for rank in range(ranks)] if logs else []
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
@@ -106,7 +123,6 @@ class Output:
         """Add ``text`` to the log of a rank, where there is one."""
         if self._logs:
             self._logs[rank].write(text.encode(errors="backslashreplace"))
-            self._logs[rank].flush()
 
     def close(self, timeout: float = 5.0) -> None:
         """Pass on what is left and stop. The ranks should be gone: a pipe that is held open is given up."""
@@ -122,24 +138,25 @@ class Output:
             log.close()
 
     def _read_all(self) -> None:
-        while True:
-            waiting = bool(self._drained) or self._ended
-            ready = self._selector.select(0 if waiting else None)
+        reads_left = _LAST_READS
+        while reads_left:
+            # What was written before a call of ``drain`` is there by now, and is read in this turn, whatever a
+            # rank that never stops printing adds.
+            drained, self._drained = self._drained, []
+            ready = self._selector.select(0 if drained or self._ended else None)
             for key, _ in ready:
                 if key.data is None:
                     os.read(self._wake_read, _CHUNK)
                 else:
                     self._pass_on(key.data)
-            if not ready:
-                drained, self._drained = self._drained, []
-                for event in drained:
-                    event.set()
-                if self._ended:
-                    return
+            for event in drained:
+                event.set()
+            if self._ended:
+                reads_left = reads_left - 1 if ready else 0
 
     def _pass_on(self, stream: _Stream) -> None:
         still_open, texts = stream.read()
-        for text in texts:
+        for text in filter(None, texts):
             self._show(stream, text)
         if not still_open:
             self._selector.unregister(stream.fd)

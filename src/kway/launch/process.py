@@ -71,7 +71,7 @@ class RankProcess:
 
     def ended(self) -> bool:
         """Whether the process has ended. Its id stays taken until ``reap``."""
-        if self._process.returncode is not None:
+        if self.reaped:
             return True
         if not hasattr(os, "waitid"):
             return self._process.poll() is not None
@@ -89,22 +89,40 @@ class RankProcess:
             time.sleep(0.005)
         return True
 
-    def kill(self) -> None:
-        """End the rank and whatever it started, at once and for sure; nothing where it has been reaped.
+    @property
+    def reaped(self) -> bool:
+        """Whether nothing is left of the process: from then on its id may be that of a stranger's group."""
+        return self._process.returncode is not None
 
-        From then on its id may be that of a stranger's process group.
+    def status(self) -> int:
+        """Return the status of the process, as ``subprocess`` gives it; one that goes on is ended.
+
+        Not reaped by this: what it started is found by its process group, too.
         """
-        if self._process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.reaped or not hasattr(os, "waitid"):
+            return self.reap()
+        if not self.ended():
+            self._kill()
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            found = None
+        if found is None:
+            return self.reap()
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def reap(self) -> int:
-        """Take away what is left of the rank's process group; return its status as ``subprocess`` gives it."""
-        if self._process.returncode is None:
-            self.kill()
+        """End the process, wait for it and return its status as ``subprocess`` gives it."""
+        if not self.reaped:
+            self._kill()
         return self._process.wait()
 
     def close(self) -> None:
         """Close the wire."""
         self.sock.close()
+
+    def _kill(self) -> None:
+        # Where a status cannot be read without reaping, this is the last moment to reach the process group.
+        kill = os.kill if hasattr(os, "waitid") else os.killpg
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(self.pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ from pathlib import Path
 from kway.errors import UsageError
 from kway.launch import address, failure
 from kway.launch.crew import Crew
-from kway.launch.interrupt import sigterm_raises
+from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.process import SOURCES
 from kway.launch.script_rank import Script
@@ -38,7 +38,7 @@ def launch(
     check(target, module)
     size = len(devices)
     shared = address.environment(devices, threads if size > 1 else None)
-    with sigterm_raises(), address.reserved_port() as port:
+    with signals_raise(), address.reserved_port() as port:
         own = [address.rank_variables(rank, size, port) if size > 1 else {} for rank in range(size)]
         crew = Crew(
             "kway.launch.script_rank",
