@@ -53,6 +53,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="go on from a checkpoint, or the newest of another run",
     )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start again on the devices that are left when a rank dies, at most N times (default 0)",
+    )
+    parser.add_argument(
+        "--min-devices", type=int, default=1, metavar="N", help="fewest devices to go on with (default 1)"
+    )
     options.output(parser, "records, curves, logs and weights")
 
 
@@ -131,6 +141,8 @@ def run(args: argparse.Namespace) -> int:
             checkpoint_every=args.checkpoint_every,
             keep=args.keep,
             resume=args.resume_from or args.resume,
+            max_restarts=args.max_restarts,
+            min_devices=args.min_devices,
         )
     finally:
         progress.close()

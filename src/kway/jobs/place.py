@@ -63,17 +63,19 @@ class Place:
         echo: bool = True,
         ranks: Any = None,
         stop: StopRequest | None = None,
+        apart: bool = False,
     ) -> list[Any]:
         """Call ``task(context, *arguments)`` on every rank; return the results by rank.
 
         Inside ranks that are already there, the list holds this rank's result only. ``ranks`` may hold CPU
         ranks that are already started (``launch.local.Ranks``). ``stop``: set when ranks are to stop early.
+        ``apart``: a process of its own also for one device.
         """
         emit, stop = on_event or _ignore, stop or StopRequest()
         if self.joined is not None:
             with with_threads(self.joined.threads), preserved(torch.device(self.joined.device)):
                 return [task(Context(self.joined, emit, stop), *arguments)]
-        if self.plan.devices == 1:
+        if self.plan.devices == 1 and not apart:
             world = World(device=self.plan.device_set[0], threads=self.threads)
             with with_threads(self.threads), preserved(torch.device(world.device)):
                 return [task(Context(world, emit, stop), *arguments)]

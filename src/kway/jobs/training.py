@@ -14,6 +14,7 @@ from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.folder import claimed
 from kway.jobs.place import Place, on_main, place
+from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import bring_best, check_saving, find
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
@@ -71,6 +72,8 @@ def train(
     checkpoint_every: int | str | None = None,
     keep: int | None = None,
     resume: bool | Path | str = False,
+    max_restarts: int = 0,
+    min_devices: int = 1,
     echo: bool = True,
     ranks: Any = None,
 ) -> Run:
@@ -89,8 +92,10 @@ def train(
     ``checkpoint_every``: like ``"200s"``, ``"500steps"`` or a number of epochs: the whole state of the run goes
     to ``out``/checkpoints/step-N while training goes on; the ``keep`` newest stay (all, where ``None``).
     ``resume=True`` goes on from the newest complete checkpoint there, or starts anew where there is none;
-    a path names a run's folder or a checkpoint instead. With ``out``, SIGTERM and SIGUSR1 let all ranks stop after
-    the same step and leave a checkpoint; a second one ends the run at once.
+    a path names a run's folder or a checkpoint instead. ``max_restarts``: how often the run is started again when
+    a rank dies, on the devices that are left, ``min_devices`` at least, from the last complete checkpoint. With
+    ``out``, SIGTERM and SIGUSR1 let all ranks stop after the same step and leave a checkpoint; a second one ends
+    the run at once.
 
     ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
     ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``checkpoint`` (a save began),
@@ -118,6 +123,7 @@ def train(
         keep=keep,
     )
     check_saving(out, checkpoint_every, keep, resume)
+    restarts = Restarts(max_restarts, min_devices)
     parts, _ = training_parts(job)
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
@@ -138,13 +144,24 @@ def train(
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
         spec = replace(spec, job=sent, folder=str(folder))
-        logs = folder / "logs" if out is not None and where.starts_ranks else None
-        if where.starts_ranks:
-            stop = StopRequest()
+        started = where.starts_ranks
+        stop = StopRequest()
+
+        def once(where: Place, number: int) -> list[Any]:
+            now = spec
+            if number:
+                newer, _ = find(folder, True, spec.facts, model)
+                now = replace(spec, plan=where.plan, resume=str(newer) if newer is not None else spec.resume)
+            logs = _made(folder / "logs", number) if out is not None else None
+            # On one device that is left a process of its own is started too: what killed the rank may come again.
+            return where.run(
+                run_rank, now, on_event=tell, logs=logs, echo=echo, ranks=ranks, stop=stop, apart=True
+            )
+
+        if started:
             with asked_to_stop(stop) if out is not None else nullcontext():
-                results = where.run(
-                    run_rank, spec, on_event=tell, logs=_made(logs), echo=echo, ranks=ranks, stop=stop
-                )
+                results, where, more = run_again(where, once, restarts, shards, tell)
+            told = [*told, *more]
         else:
             results = where.run(run_rank, spec, model, on_event=tell, ranks=ranks)
         record: Training
@@ -155,7 +172,7 @@ def train(
 
             record.save(folder)
             draw(record, folder / "curves.png")
-        if where.starts_ranks:
+        if started:
             model = cast(model, precision_of(job.precision).floating)
             load_tensors(model, read_tensors(folder / "weights.safetensors"), "of the run")
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
@@ -175,10 +192,11 @@ def run_rank(
         return loop.run(), None if model is None else loop.average
 
 
-def _made(folder: Path | None) -> Path | None:
-    if folder is not None:
-        folder.mkdir(exist_ok=True)
-    return folder
+def _made(folder: Path, restart: int) -> Path:
+    """Make the folder of the logs: each start has its own."""
+    chosen = folder / f"restart-{restart}" if restart else folder
+    chosen.mkdir(parents=True, exist_ok=True)
+    return chosen
 
 
 def _figure(job: Job, what: str, name: str | None) -> str | None:

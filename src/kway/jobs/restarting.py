@@ -1,0 +1,65 @@
+"""A run whose ranks die is started again on the devices that are left, from the last complete checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kway.errors import RankError, UsageError
+from kway.jobs.place import Place, choose, rank_threads
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """At most ``most`` restarts, on ``least`` devices at least. Raises ``UsageError`` for what cannot be."""
+
+    most: int = 0
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse counts that cannot be."""
+        for what, value, smallest in (("max_restarts", self.most, 0), ("min_devices", self.least, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+                raise UsageError(f"{what}={value!r}", f"it must be a whole number of at least {smallest}")
+
+
+def without(where: Place, rank: int, shards: int) -> Place:
+    """Return the place that is left when the device of ``rank`` is lost."""
+    plan = where.plan
+    left = [device for place, device in enumerate(plan.device_set) if place != rank]
+    # The names of the axes without their sizes: each takes what there is.
+    text = "auto" if len(left) == 1 else ":".join(plan.layout)
+    chosen = replace(choose(left, text, plan.exactness, shards), reason=f"the device of rank {rank} was lost")
+    return replace(where, plan=chosen, threads=rank_threads(left))
+
+
+def run_again(
+    where: Place,
+    once: Callable[[Place, int], list[Any]],
+    restarts: Restarts,
+    shards: int,
+    tell: Callable[[dict[str, Any]], None],
+) -> tuple[list[Any], Place, list[str]]:
+    """Call ``once(place, number)`` until it ends well; return its results, where they came from, and notices.
+
+    ``number`` counts the restarts from 0. Only what ends a rank leads to another try, not kway's own errors: a job
+    that cannot work would fail again. Raises the ``RankError`` that was one too many, or left too few devices.
+    """
+    notices: list[str] = []
+    for number in range(restarts.most + 1):
+        try:
+            return once(where, number), where, notices
+        except RankError as error:
+            left = where.plan.devices - 1
+            if number == restarts.most or left < restarts.least:
+                raise
+            where = without(where, error.rank, shards)
+            devices = f"{left} device{'' if left == 1 else 's'}"
+            notices.append(
+                f"restarted on {devices} ({', '.join(where.plan.device_set)}): {_first_line(error)}"
+            )
+            tell({"event": "warning", "text": notices[-1]})
+    raise AssertionError("the last try returns or raises")
+
+
+def _first_line(error: RankError) -> str:
+    return f"rank {error.rank} failed: {error.cause.splitlines()[0] if error.cause else 'no cause'}"
