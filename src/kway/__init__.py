@@ -7,9 +7,11 @@ if TYPE_CHECKING:
     from kway.errors import (
         DataError,
         KwayError,
+        MispairedError,
         NonFiniteError,
         RankError,
         RefusedError,
+        StoppedError,
         UsageError,
     )
     from kway.job import Job
@@ -26,9 +28,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "DataError": "errors",
     "KwayError": "errors",
+    "MispairedError": "errors",
     "NonFiniteError": "errors",
     "RankError": "errors",
     "RefusedError": "errors",
+    "StoppedError": "errors",
     "UsageError": "errors",
     "Job": "job",
     "accuracy": "step.tally",
@@ -44,9 +48,11 @@ __all__ = [
     "DataError",
     "Job",
     "KwayError",
+    "MispairedError",
     "NonFiniteError",
     "RankError",
     "RefusedError",
+    "StoppedError",
     "UsageError",
     "__version__",
     "accuracy",

@@ -34,7 +34,7 @@ class Writer:
             raise UsageError(f"keep={keep}", "at least 1 checkpoint has to stay")
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is a file", "checkpoints need a folder", "choose another")
-        self._folder, self._keep = folder, keep
+        self.folder, self._keep = folder, keep
         self._copies: dict[str, Copies] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -90,7 +90,7 @@ class Writer:
 
     def _write(self, frozen: Frozen) -> None:
         try:
-            write_checkpoint(self._folder, frozen)
+            write_checkpoint(self.folder, frozen)
         except Exception as error:
             self._fail(frozen.step, self._reason(error, frozen.size))
             return
@@ -98,14 +98,14 @@ class Writer:
         self.saved.append(frozen.step)
         if self._keep is not None:
             try:
-                self.notices += remove_older(self._folder, frozen.step, self._keep)
+                self.notices += remove_older(self.folder, frozen.step, self._keep)
             except OSError as error:
-                self.notices.append(f"old checkpoints in {self._folder} stay ({error.strerror})")
+                self.notices.append(f"old checkpoints in {self.folder} stay ({error.strerror})")
 
     def _fail(self, step: int, reason: str) -> None:
         self.failures += 1
         self.failed = (
-            f"checkpoint of step {step} was not written to {self._folder} ({reason}); checkpoints that are there "
+            f"checkpoint of step {step} was not written to {self.folder} ({reason}); checkpoints that are there "
             "are untouched, and the next save tries again"
         )
 
@@ -117,5 +117,5 @@ class Writer:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             room = f"; it needs {size} bytes"
             with suppress(OSError):
-                room += f", {shutil.disk_usage(self._folder).free} are free"
+                room += f", {shutil.disk_usage(self.folder).free} are free"
         return f"{error.strerror or error}{where}{room}"

@@ -1,6 +1,7 @@
 """``kway.parallel``: a user's own loop on any number of devices."""
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,15 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.reading import open_checkpoint
+from kway.checkpoints.writer import Writer
 from kway.data.loader import Share
 from kway.errors import UsageError
 from kway.job import Job
-from kway.jobs.place import Place, place, with_threads
+from kway.jobs.place import Place, on_main, place, with_threads
+from kway.jobs.resuming import find
 from kway.step.build import build
 from kway.step.core import Outcome
+from kway.step.deterministic import bits_hold_within
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
+from kway.training.facts import check_within, facts_of
 from kway.training.loop import training_parts
+from kway.training.saving import Position, snapshot
 from kway.training.weights import save_weights
 from kway.world import World
 
@@ -70,10 +77,12 @@ class Session:
         self._loader = self.engine.loader(train)
         self._held = None if held is None else self.engine.loader(held)
         self.steps = 0
+        self._where, self._facts = where, facts_of(job, train, where.plan)
+        self._writer: Writer | None = None
 
-    def batches(self, epoch: int) -> Iterator[Share]:
-        """Yield this rank's share of every global batch of ``epoch`` (from 0)."""
-        return self._loader.epoch(epoch)
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Share]:
+        """Yield this rank's share of every global batch of ``epoch`` (from 0), from batch ``start`` on."""
+        return self._loader.epoch(epoch, start)
 
     def step(self, share: Share) -> torch.Tensor:
         """Take one optimizer step over the global batch; return its loss, a scalar tensor equal on all ranks."""
@@ -141,8 +150,52 @@ class Session:
             raise failed
         return path
 
+    def checkpoint(self, folder: Path | str, epoch: int, step: int = 0) -> None:
+        """Start to save all that the next step depends on as ``folder``/step-N; training can go on at once.
+
+        ``epoch`` and ``step``: the batch that comes next. What keeps it from being written is warned about, and the
+        next one is tried again. Raises ``UsageError`` for state that cannot be stored.
+        """
+        self.engine.equalise()
+        if self.is_main:
+            place = Path(folder)
+            if self._writer is None or self._writer.folder != place:
+                self._end_saving()
+                self._writer = Writer(place)
+            position = Position(self.steps, epoch, step)
+            self._writer.save(snapshot(self.engine, position, self.plan, self._facts, {}))
+            self._warn()
+
+    def resume(self, folder: Path | str) -> Position:
+        """Go on from the newest complete checkpoint in ``folder``; where there is none, from the beginning.
+
+        Returns the epoch and the step in it of the batch that comes next. Raises ``UsageError`` that lists what
+        differs where it is of another job.
+        """
+        path, lines = on_main(self._where, lambda: find(None, Path(folder), self._facts, self.model, True))
+        for line in lines:
+            self.print(f"kway: {line}", file=sys.stderr)
+        if path is None:
+            return Position(self.steps, 0, 0)
+        checkpoint = open_checkpoint(path)
+        within = bits_hold_within(self.engine.device, self.plan.shards)
+        check_within(checkpoint, within if self.plan.exactness == "bits" else None)
+        self.engine.restore(checkpoint)
+        self.steps = checkpoint.step
+        return Position(self.steps, checkpoint.epoch, checkpoint.part("run")["step_of_epoch"])
+
+    def _end_saving(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._warn()
+
+    def _warn(self) -> None:
+        if self._writer is not None and self._writer.failed:
+            warnings.warn(self._writer.failed, stacklevel=3)
+
     def close(self) -> None:
         """End loader workers and take kway's changes off the model."""
+        self._end_saving()
         self._loader.close()
         if self._held is not None:
             self._held.close()

@@ -29,12 +29,17 @@ def check_saving(out: Any, every: Any, keep: Any, resume: bool | Path | str) -> 
 
 
 def find(
-    out: Path | str | None, resume: bool | Path | str, facts: Mapping[str, Any], model: nn.Module
+    out: Path | str | None,
+    resume: bool | Path | str,
+    facts: Mapping[str, Any],
+    model: nn.Module,
+    lenient: bool = False,
 ) -> tuple[Path | None, list[str]]:
     """Return the folder of the checkpoint to go on from, or ``None``, and lines for the user.
 
-    ``resume``: ``False``; ``True`` for the newest complete one of ``out``; or a path: a checkpoint, a run's
-    folder or its folder of checkpoints. Raises ``UsageError`` for one that is not whole or does not fit.
+    ``resume``: ``False``; ``True`` for the newest complete one of ``out``; or a path: a checkpoint, a run's folder
+    or its folder of checkpoints, which need not be there where ``lenient``. Raises ``UsageError`` for one that is
+    not whole or does not fit.
     """
     if resume is False:
         return None, []
@@ -46,7 +51,7 @@ def find(
         checkpoint.verify()
     else:
         place = place / FOLDER if (place / FOLDER).is_dir() or resume is True else place
-        if resume is not True and not place.is_dir():
+        if resume is not True and not lenient and not place.is_dir():
             raise UsageError(
                 f"resume={str(resume)!r}", "there is no such folder", "name a run or a checkpoint"
             )

@@ -190,9 +190,12 @@ def check_calls(calls: Tensor, own: int | None = None) -> None:
     own = found[0] if own is None else own
     others = [rank for rank, value in enumerate(found) if value != own]
     if others:
+        ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+        few = len(others) <= len(found) // 2
         raise MispairedError(
-            f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} called other collectives in this "
-            "step than the rest",
+            f"{ranks} called other collectives in this step than the rest"
+            if few
+            else "the collectives of this step do not fit together between ranks",
             "all ranks must run the same layers, and collectives of the user's own, in the same order",
             "look for a branch on the rank, or on data, around a layer or a collective",
         )

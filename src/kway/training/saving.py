@@ -11,6 +11,7 @@ from kway.checkpoints.snapshot import Snapshot
 from kway.checkpoints.state import flatten
 from kway.checkpoints.writer import Writer
 from kway.errors import KwayError, StoppedError, UsageError
+from kway.records import Plan
 from kway.step.deterministic import bits_hold_within
 from kway.strategies.engine import Engine
 from kway.training.requests import SAVE
@@ -26,6 +27,20 @@ class Position:
     steps: int
     epoch: int
     step: int
+
+
+def snapshot(
+    engine: Engine, position: Position, plan: Plan, facts: dict[str, Any], run: dict[str, Any]
+) -> Snapshot:
+    """Return the whole state of a run as it lives in memory. ``run``: the state of the loop around the engine."""
+    parts = {
+        **engine.parts(),
+        "run": {**run, "step_of_epoch": position.step},
+        "job": facts,
+        "plan": {**plan.to_dict(), "devices": plan.devices},
+        "within": bits_hold_within(engine.device, plan.shards) if plan.exactness == "bits" else None,
+    }
+    return Snapshot(position.steps, position.epoch, own_weights(engine.model), parts)
 
 
 class Saver:
@@ -88,16 +103,8 @@ class Saver:
         self._since, self.at = time.monotonic(), position.steps
         if self._writer is None:
             return []
-        plan, device = self._spec.plan, self._engine.device
-        parts = {
-            **self._engine.parts(),
-            "run": {**run, "step_of_epoch": position.step, "options": self.options},
-            "job": self._spec.facts,
-            "plan": {**plan.to_dict(), "devices": plan.devices},
-            "within": bits_hold_within(device, plan.shards) if plan.exactness == "bits" else None,
-        }
-        weights = own_weights(self._engine.model)
-        self._writer.save(Snapshot(position.steps, position.epoch, weights, parts))
+        state = {**run, "options": self.options}
+        self._writer.save(snapshot(self._engine, position, self._spec.plan, self._spec.facts, state))
         return self._told()
 
     def stop(self, why: str) -> KwayError:
