@@ -154,8 +154,8 @@ class Training(Record):
     and, where there is validation data, ``validation_loss`` and one entry a metric. ``stopped_early``: whether a
     figure that was no longer better ended the run. ``ema``: decay of the moving average of the weights, which is
     then what validation figures and ``best`` are of; ``ema_sha256``: fingerprint of the average. ``checkpoints``:
-    how many were ``saved`` and ``failed``, the ``last`` step, ``held_s`` (time that training waited for saves) and
-    ``waited_s`` (of it, for the save before).
+    how many were ``saved`` and ``failed``, the ``last`` step, ``held_s`` (time that training waited, by save) and
+    ``waited_s`` (all in all for the save before).
     """
 
     kind: ClassVar[str] = "train"

@@ -44,7 +44,7 @@ def test_a_sum_that_one_rank_calls_by_itself_is_found_before_the_optimizer_acts(
     # At level loose the next collective of the other rank is the sum of the gradients. Of equal length, the back end
     # pairs the two without a word.
     as_long = len(FlatGradients(list(Extra(1).parameters()), 4 * 2).vectors[0])
-    with pytest.raises(kway.MispairedError, match="do not fit together|other collectives"):
+    with pytest.raises(kway.MispairedError, match=r"do not fit together|other collectives"):
         trained(job(as_long), 2, exactness="loose")
 
 

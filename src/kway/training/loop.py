@@ -211,6 +211,7 @@ class Loop:
 
     def _save(self, position: Position) -> None:
         """Start to save the run as it stands. A collective."""
+        begun = time.perf_counter()
         self._notice_buffers(self.engine.equalise())
         course, group = self.course, self.engine.part.batch_group
         run = {
@@ -225,6 +226,7 @@ class Loop:
             self.notices.append(line)
             self._say({"event": "warning", "text": line})
         self._say({"event": "checkpoint", "step": position.steps})
+        self.saver.held_s.append(time.perf_counter() - begun)
 
     def _resume(self) -> int | None:
         """Go on from the checkpoint that was asked for; return its step. Raises ``UsageError`` where it cannot be."""

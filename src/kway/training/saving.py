@@ -52,6 +52,8 @@ class Saver:
         # ``at``: after how many steps the last save was begun.
         self._since, self.at, self._warned = time.monotonic(), -1, False
         groups = engine.parts()["optimizer"]["groups"]
+        # Seconds that training waited, by save.
+        self.held_s: list[float] = []
         # As the optimizer began: what a schedule has changed later says nothing about the job.
         self.options = [{name: str(value) for name, value in group.items()} for group in groups]
 
@@ -134,7 +136,7 @@ class Saver:
             "saved": len(self._writer.saved),
             "failed": self._writer.failures,
             "last": self._writer.saved[-1] if self._writer.saved else None,
-            "held_s": self._writer.held_s,
+            "held_s": list(self.held_s),
             "waited_s": self._writer.waited_s,
         }
 
