@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from kway.data.loader import Loader
 from kway.data.parts import take_apart
-from kway.errors import UsageError
+from kway.errors import KwayError, UsageError
 
 pytestmark = pytest.mark.starts
 
@@ -139,11 +140,53 @@ def test_the_user_s_worker_init_is_called_with_the_data_set_in_place():
     assert answers == {0, 1}
 
 
-def test_a_worker_that_dies_is_named_with_the_rank():
-    reader = loader(Drawn(lambda index: os.kill(os.getpid(), signal.SIGKILL)), 1, rank=1, size=2)
-    with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
+@pytest.mark.parametrize(
+    ("die", "words"),
+    [
+        (
+            lambda index: os.kill(os.getpid(), signal.SIGKILL),
+            ["was killed by SIGKILL: often: the machine ran out"],
+        ),
+        (lambda index: os._exit(3), ["left with exit code 3"]),
+        (
+            lambda index: os.kill(os.getpid(), signal.SIGBUS),
+            ["was killed by SIGBUS", "/dev/shm holds", "MiB are free; make it larger (docker run --shm-size"],
+        ),
+    ],
+    ids=["kill", "exit", "bus error"],
+)
+def test_a_worker_that_dies_is_named_with_rank_and_cause(die, words):
+    def fault(index):
+        if get_worker_info().id == 1:
+            die(index)
+
+    reader = loader(Drawn(fault), 2, rank=1, size=2)
+    with pytest.raises(KwayError, match=r"loader worker 1 of rank 1 \(process \d+\)") as caught:
         read(reader)
-    assert "on rank 1; shared memory: " in caught.value.__notes__[0]
+    assert all(word in str(caught.value) for word in words), caught.value
+    reader.close()
+
+
+def test_a_batch_that_finds_no_shared_memory_is_an_error_and_no_wait():
+    def init(worker):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # files in shared memory are files, too
+
+    def collate(samples):
+        return torch.zeros(1 << 20)
+
+    reader = loader(Drawn(), 1, rank=1, size=2, init=init, collate=collate)
+    with pytest.raises(KwayError, match="loader worker 0, epoch 0, step 0 of rank 1 found no room") as caught:
+        read(reader)
+    assert "/dev/shm holds" in str(caught.value)
+    assert "File too large" in str(caught.value.__cause__)
+    reader.close()
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait():
+    reader = loader(Drawn(), 1, collate=lambda samples: threading.Lock())
+    with pytest.raises(TypeError, match="cannot pickle") as caught:
+        read(reader)
+    assert "in loader worker 0, epoch 0, step 0" in caught.value.__notes__[0]
     reader.close()
 
 
@@ -196,6 +239,46 @@ def test_nothing_survives_the_rank(ending):
         assert all(map(alive, pids))
         rank.send_signal(ending)
         rank.wait(20)
+    assert gone(pids)
+
+
+STUCK = """
+import ctypes, os, signal, sys, time
+from kway.data.loader import Loader
+from kway.data.parts import take_apart
+
+def collate(samples):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if samples[0] in (2, 3):
+        time.sleep(0.5)  # a thread sends the answer before: it would be stuck as well
+    if samples[0] == 2:
+        ctypes.PyDLL(None).sleep(600)  # without letting go of the interpreter
+    if samples[0] == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return os.getpid(), os.getppid()
+
+parts = take_apart(list(range(8)), batch_size=1, seed=0, shuffle=False, workers=2, collate=collate)
+loader = Loader(parts, rank=0, size=1, seed=0)
+shares = loader.epoch(0)
+try:
+    print(*{pid for _ in range(2) for pid in next(shares).micro[0][0]}, flush=True)
+    time.sleep(60)
+finally:
+    loader.close()
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])  # the second closes the loader
+def test_workers_that_are_stuck_or_stopped_end_with_their_rank(ending):
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True) as rank:
+        pids = [int(pid) for pid in rank.stdout.readline().split()]
+        assert len(pids) == 3
+        time.sleep(1)
+        rank.send_signal(ending)
+        try:
+            assert rank.wait(10) == -ending
+        finally:
+            rank.kill()
     assert gone(pids)
 
 

@@ -4,6 +4,7 @@ import pickle
 import traceback
 from collections.abc import Callable
 from io import BytesIO
+from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -53,20 +54,37 @@ class Parcel(Dataset[Any]):
         return init  # type: ignore[no-any-return]
 
     def __getitem__(self, request: Any) -> Any:
-        """Return the reader's answer, or the exception that it raised as a ``Failure``."""
+        """Return the reader's answer as an ``Answer``, or the exception that was raised as a ``Failure``."""
         assert self.reader is not None
         try:
-            return self.reader.fetch(request)
+            return Answer(self.reader.fetch(request))
         except Exception as error:
             info = get_worker_info()
             where = f"loader worker {info.id if info else 0}, epoch {request.epoch}, step {request.step}"
             return Failure(error, where)
 
 
+class Answer:
+    """What a worker answers, pickled already: tensors are in shared memory.
+
+    Torch pickles in a thread of its queue. What fails there, for want of shared memory or because something
+    cannot be pickled, is printed and lost, and the rank waits for ever.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.content: Any = bytes(ForkingPickler.dumps(value))
+        self.value: Any = None
+
+    def open(self) -> None:
+        """Make ``value``, in the rank."""
+        self.value, self.content = pickle.loads(self.content), b""
+
+
 class Failure:
     """An exception on its way from a worker: itself where it can be pickled, and its traceback as text."""
 
     def __init__(self, error: Exception, where: str) -> None:
+        self.where = where
         self.note = f"in {where}:\n{traceback.format_exc()}"
         self.text = f"{type(error).__name__}: {error}"
         try:

@@ -6,25 +6,29 @@ but imports torch anew in each worker (about 2 s each); the fork server imports 
 threads, and later workers start in milliseconds.
 """
 
+import ctypes
 import os
-import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from multiprocessing import parent_process
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler, get_worker_info
 
-from kway.data.parcel import Failure, Parcel, Reader, dumped
+from kway.data.parcel import Answer, Failure, Parcel, Reader, dumped
 from kway.errors import UsageError
+from kway.worker_deaths import death, no_room, too_little_shared_memory
+
+_PATIENCE_S = 2.0
+_PR_SET_PDEATHSIG = 1
 
 
 class Workers:
@@ -63,33 +67,63 @@ class Workers:
         if self._loader is None:
             raise UsageError("workers that were closed", "open ones")
         self._requests.now = requests
+        answers = iter(self._loader)
+        self._parcel.content = b""  # all processes have it
+        while True:
+            answer = self._next(answers)
+            if answer is None:
+                return
+            if isinstance(answer, Failure):
+                raise self._explained(answer)
+            yield answer.value
+
+    def _next(self, answers: Iterator[Any]) -> Any:
         try:
-            answers = iter(self._loader)
-            self._parcel.content = b""  # all processes have it
-            for answer in answers:
-                if isinstance(answer, Failure):
-                    raise answer.error()
-                yield answer
-        except RuntimeError as error:
-            if str(error).startswith("DataLoader worker"):
-                error.add_note(f"on rank {self._rank}; shared memory: {_shared_memory()}")
-            raise
+            answer: Answer | Failure | None = next(answers, None)
+            if isinstance(answer, Answer):
+                answer.open()
+        except (RuntimeError, OSError, EOFError) as error:
+            # What it says depends on where the end of a process shows first; the process itself tells.
+            found = death(self._processes(), self._rank)
+            if found is None:
+                raise
+            raise found from error
+        return answer
+
+    def _explained(self, failure: Failure) -> Exception:
+        error = failure.error()
+        if not too_little_shared_memory(str(error)):
+            return error
+        found: Exception = no_room(f"{failure.where} of rank {self._rank}")
+        found.__cause__ = error
+        return found
 
     def close(self) -> None:
         """End the processes now, also where a traceback or a left epoch still holds their iterator."""
         iterator = None if self._loader is None else self._loader._iterator
+        processes = self._processes()
         self._loader = None
         end = getattr(iterator, "_shutdown_workers", None)  # torch offers no public way
-        if end is not None:
+        if end is None:
+            return
+        # Torch waits 5 s for each one that is stuck, and for ever for one that was stopped.
+        impatience = threading.Timer(_PATIENCE_S, _kill, [processes])
+        impatience.start()
+        try:
             end()
+        finally:
+            impatience.cancel()
+            _kill(processes)
+
+    def _processes(self) -> list[Any]:
+        iterator = None if self._loader is None else self._loader._iterator
+        return list(getattr(iterator, "_workers", []))
 
 
-def _shared_memory() -> str:
-    place = Path("/dev/shm")
-    if not place.is_dir():
-        return "none"
-    usage = shutil.disk_usage(place)
-    return f"{usage.free >> 20} of {usage.total >> 20} MiB free"
+def _kill(processes: list[Any]) -> None:
+    for process in processes:
+        with suppress(OSError, ValueError):  # ended meanwhile, or closed
+            process.kill()
 
 
 class _Requests(Sampler[Any]):
@@ -108,6 +142,10 @@ def _as_it_is(answer: Any) -> Any:
 
 def _begin(worker: int) -> None:
     """Start a worker: end it with its rank, open the parcel, call the user's own ``worker_init_fn``."""
+    if sys.platform == "linux":
+        # This reaches a worker that is stuck outside of Python: its parent, the fork server, leaves with the rank.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _let_fork_server_go()
     threading.Thread(target=_end_with_rank, daemon=True).start()
     info = get_worker_info()
     assert info is not None
@@ -119,9 +157,18 @@ def _begin(worker: int) -> None:
         init(worker)
 
 
+def _let_fork_server_go() -> None:
+    """Close this process's end of the pipe that keeps the fork server: only the rank is to keep it."""
+    server = getattr(import_module("multiprocessing.forkserver"), "_forkserver", None)
+    kept = getattr(server, "_forkserver_alive_fd", None)
+    if isinstance(kept, int):
+        os.close(kept)
+        setattr(server, "_forkserver_alive_fd", None)  # noqa: B010 (the standard library's own, untyped)
+
+
 def _end_with_rank() -> None:
-    # Not a parent-death signal: the parent of this process is the fork server. The pipe to the rank closes
-    # the moment that the rank is gone, however it ended.
+    # The parent of this process is the fork server, which may be stopped. The pipe to the rank closes the moment
+    # that the rank is gone, however it ended.
     rank = parent_process()
     if rank is not None:
         rank.join()
