@@ -5,6 +5,7 @@
         ``DataError``: a data set is missing, truncated or malformed.
         ``RefusedError``: the input is valid, but kway will not do it at this exactness level or layout.
     ``RankError``: a rank raised or died. Carries the rank, its exit code and its traceback.
+        ``StallError``: a rank made no progress for too long. Carries its stack.
     ``NonFiniteError``: the loss became NaN or infinite.
     ``MispairedError``: ranks called other collectives than each other.
     ``StoppedError``: the run was asked to stop, and left a checkpoint. Exit code 75.
@@ -72,4 +73,12 @@ class RankError(KwayError):
 
     def __str__(self) -> str:
         head = f"rank {self.rank} failed: {self.cause}"
+        return f"{self.traceback.rstrip()}\n{head}" if self.traceback else head
+
+
+class StallError(RankError):
+    """A rank made no progress for longer than the stall timeout. ``traceback`` is its stack, where it had one."""
+
+    def __str__(self) -> str:
+        head = f"rank {self.rank} {self.cause}"
         return f"{self.traceback.rstrip()}\n{head}" if self.traceback else head

@@ -156,6 +156,8 @@ class Training(Record):
     then what validation figures and ``best`` are of; ``ema_sha256``: fingerprint of the average. ``checkpoints``:
     how many were ``saved`` and ``failed``, the ``last`` step, ``held_s`` (time that training waited, by save) and
     ``waited_s`` (all in all for the save before).
+    ``own_work_s``: for CPU ranks, one entry a rank, the median over steps of what it does by itself: the step without
+    the time inside collectives; ``None`` on GPUs and for short runs.
     """
 
     kind: ClassVar[str] = "train"
@@ -188,6 +190,7 @@ class Training(Record):
     ema: float | None = None
     ema_sha256: str | None = None
     checkpoints: dict[str, Any] | None = None
+    own_work_s: list[float] | None = None
 
 
 @dataclass(frozen=True)

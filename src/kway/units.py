@@ -1,4 +1,15 @@
-"""Numbers with units, for humans."""
+"""Numbers with units, for humans and from them."""
+
+import math
+import re
+from datetime import timedelta
+
+from kway.errors import UsageError
+
+_SECONDS = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600}
+# Ten years: what is longer was not meant.
+_LONGEST = 10 * 365 * 86400
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
 def bytes_text(count: int | None) -> str:
@@ -30,3 +41,22 @@ def seconds_text(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def duration(what: str, value: object) -> timedelta | None:
+    """Read ``90s``, ``5min``, ``2h``, a number of seconds or a ``timedelta``; ``None`` stays ``None``.
+
+    Raises ``UsageError``, which calls the value ``what``, for anything else and for what is not above zero.
+    """
+    if value is None:
+        return None
+    seconds = math.nan
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str) and (found := _DURATION.fullmatch(value.strip().lower())):
+        seconds = float(found[1]) * _SECONDS.get(found[2] or "s", math.nan)
+    if not 0 < seconds < _LONGEST:
+        raise UsageError(f"{what} {value}", "it must be a time above zero, like 90s, 5min or 2h")
+    return timedelta(seconds=seconds)

@@ -4,12 +4,15 @@ import argparse
 import sys
 from pathlib import Path
 
+from kway.cli import options
+
 HELP = "run your own script on k devices"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command. What follows the script is the script's."""
-    parser.usage = "kway launch [--devices SET] [--logs DIR] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
+    flags = "[--devices SET] [--logs DIR] [--stall-timeout DURATION]"
+    parser.usage = f"kway launch {flags} (SCRIPT | -m MODULE) [ARGUMENTS ...]"
     parser.epilog = "Flags before the script are kway's, flags after it the script's."
     parser.add_argument(
         "--devices", default="auto", metavar="SET", help="auto, N, cpu:N or cuda:I,J (default: auto)"
@@ -17,6 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--logs", type=Path, metavar="DIR", help="write what rank N prints to DIR/rank-N.log, too"
     )
+    options.stall(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or with -m a module")
     rest = parser.add_argument(
@@ -35,11 +39,13 @@ def run(args: argparse.Namespace) -> int:
     from kway.devices.select import parse, warnings
     from kway.devices.topology import discover
     from kway.launch import script
+    from kway.units import duration
 
+    stall_timeout = duration("--stall-timeout", args.stall_timeout)
     script.check(args.script, args.module)
     cluster = discover()
     devices = parse(args.devices, cluster)
-    if len(devices) == 1 and args.logs is None:
+    if len(devices) == 1 and args.logs is None and stall_timeout is None:
         script.replace_this_process(args.script, args.arguments, devices, module=args.module)
     for line in warnings(devices, cluster):
         print(f"kway: warning: {line}", file=sys.stderr)
@@ -53,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         module=args.module,
         threads=threads_for(len(devices), beside_gpu=not on_cpu),
         logs=args.logs,
+        stall_timeout=stall_timeout,
     )
     return 0
 

@@ -66,3 +66,14 @@ def output(parser: argparse.ArgumentParser, record: str) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the record, and nothing else, on standard output"
     )
+
+
+def stall(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that ends a job which makes no progress."""
+    parser.add_argument(
+        "--stall-timeout",
+        metavar="DURATION",
+        help="like 90s or 5min: end the job where a rank that the others wait for makes no progress for so long, and "
+        "say which, its step, phase and stack; longer than any single step, batch of an evaluation, save or start "
+        "takes (default: wait as long as torch does)",
+    )

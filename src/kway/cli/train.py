@@ -63,6 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-devices", type=int, default=1, metavar="N", help="fewest devices to go on with (default 1)"
     )
+    options.stall(parser)
     options.output(parser, "records, curves, logs and weights")
 
 
@@ -97,7 +98,13 @@ def run(args: argparse.Namespace) -> int:
         if args.batch_size is not None:
             raise UsageError("--batch-size and --batch-size-per-device", "only one of them")
         positive("--batch-size-per-device", args.batch_size_per_device)
-        where = place(args.devices, args.strategy, args.exactness, args.shards)
+        where = place(
+            args.devices,
+            args.strategy,
+            args.exactness,
+            args.shards,
+            patient=args.stall_timeout is not None,
+        )
         fixed["batch_size"] = args.batch_size_per_device * where.plan.devices
     if args.micro_batch is not None:
         fixed["micro_batch"] = args.micro_batch
@@ -143,6 +150,7 @@ def run(args: argparse.Namespace) -> int:
             resume=args.resume_from or args.resume,
             max_restarts=args.max_restarts,
             min_devices=args.min_devices,
+            stall_timeout=args.stall_timeout,
         )
     finally:
         progress.close()

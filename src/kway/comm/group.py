@@ -1,6 +1,7 @@
 """Collectives over one group of ranks. A group of one rank does nothing, so callers need no branch."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,12 +12,16 @@ from kway.comm.trace import Trace
 # The collective was renamed in torch 2.13; the old name warns there, the new one does not exist before.
 _gather_flat: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+# For ranks whose progress nobody looks at.
+NOT_WATCHED = nullcontext()
+
 
 class Group:
     """The ranks along one mesh axis. ``handle`` is torch's process group (``None``: all ranks of the job).
 
     Every method but ``rank`` and ``size`` is a collective: all ranks of the group must call it, in the same
-    order, with tensors of the same shape and dtype. ``trace`` takes note of each.
+    order, with tensors of the same shape and dtype. ``trace`` takes note of each;
+    ``waiting`` is open while this rank is inside one.
     """
 
     def __init__(
@@ -26,20 +31,23 @@ class Group:
         handle: Any = None,
         ranks: list[int] | None = None,
         trace: Trace | None = None,
+        waiting: AbstractContextManager[None] = NOT_WATCHED,
     ) -> None:
         self.rank, self.size, self.handle = rank, size, handle
+        self.waiting = waiting
         self.ranks = ranks if ranks is not None else list(range(size))
         self.trace = Trace() if trace is None else trace
 
     def apart(self) -> "Group":
         """Return the same group with a trace of its own: for collectives that ranks start at different times."""
-        return Group(self.rank, self.size, self.handle, self.ranks)
+        return Group(self.rank, self.size, self.handle, self.ranks, waiting=self.waiting)
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum ``tensor`` over the ranks in place and return it. Equal bits on all ranks."""
         if self.size > 1:
             self.trace.note("sum", tensor.shape, tensor.dtype)
-            dist.all_reduce(tensor, group=self.handle)
+            with self.waiting:
+                dist.all_reduce(tensor, group=self.handle)
         return tensor
 
     def stack(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -48,7 +56,8 @@ class Group:
             return tensor.unsqueeze(0)
         self.trace.note("stack", tensor.shape, tensor.dtype)
         gathered = tensor.new_empty((self.size * tensor.numel(),))
-        _gather_flat(gathered, tensor.contiguous().reshape(-1), group=self.handle)
+        with self.waiting:
+            _gather_flat(gathered, tensor.contiguous().reshape(-1), group=self.handle)
         return gathered.reshape(self.size, *tensor.shape)
 
     def exchange(
@@ -66,7 +75,8 @@ class Group:
         work = dist.all_to_all_single(received, sent, sizes, sent_sizes, group=self.handle, async_op=True)
 
         def answer() -> torch.Tensor:
-            work.wait()
+            with self.waiting:
+                work.wait()
             return received
 
         return answer
@@ -75,7 +85,8 @@ class Group:
         """Overwrite ``tensor`` with the first rank's values and return it."""
         if self.size > 1:
             self.trace.note("broadcast", tensor.shape, tensor.dtype)
-            dist.broadcast(tensor, src=self.ranks[0], group=self.handle)
+            with self.waiting:
+                dist.broadcast(tensor, src=self.ranks[0], group=self.handle)
         return tensor
 
     def objects(self, value: Any) -> list[Any]:
@@ -84,11 +95,13 @@ class Group:
             return [value]
         self.trace.note("objects")
         gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, value, group=self.handle)
+        with self.waiting:
+            dist.all_gather_object(gathered, value, group=self.handle)
         return gathered
 
     def barrier(self) -> None:
         """Wait until all ranks of the group are here."""
         if self.size > 1:
             self.trace.note("barrier")
-            dist.barrier(group=self.handle)
+            with self.waiting:
+                dist.barrier(group=self.handle)

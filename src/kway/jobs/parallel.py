@@ -4,6 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from torch import nn
 
 from kway.checkpoints.reading import open_checkpoint
 from kway.checkpoints.writer import Writer
+from kway.comm.turns import Turns
 from kway.data.loader import Share
 from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
+from kway.launch.own_watch import watching
+from kway.launch.status import STEP, Status
 from kway.step.build import build
 from kway.step.core import Outcome
 from kway.step.deterministic import bits_hold_within
@@ -26,18 +30,27 @@ from kway.training.facts import check_within, facts_of
 from kway.training.loop import training_parts
 from kway.training.saving import Position, snapshot
 from kway.training.weights import save_weights
+from kway.units import duration
 from kway.world import World
 
 
 @contextmanager
 def parallel(
-    job: Job, *, devices: Any = "auto", strategy: str = "auto", exactness: str = "math", shards: int = 8
+    job: Job,
+    *,
+    devices: Any = "auto",
+    strategy: str = "auto",
+    exactness: str = "math",
+    shards: int = 8,
+    stall_timeout: str | float | timedelta | None = None,
 ) -> Iterator["Session"]:
     """Open ``job`` on the ranks that ``kway launch`` or torchrun started, or on this process alone.
 
+    ``stall_timeout`` ends ranks of another launcher as ``kway.train`` does; ``kway launch`` has a flag for its own.
     Raises ``UsageError`` where ``devices`` asks for several devices outside of such ranks.
     """
-    where = place(devices, strategy, exactness, shards)
+    stall = duration("stall_timeout", stall_timeout)
+    where = place(devices, strategy, exactness, shards, patient=stall is not None)
     if where.starts_ranks:
         raise UsageError(
             f"kway.parallel on {where.plan.devices} devices in a process that is alone",
@@ -45,8 +58,12 @@ def parallel(
             f"start it with: kway launch --devices {devices} {Path(sys.argv[0]).name or 'script.py'}",
         )
     world = where.joined or World(device=where.plan.device_set[0], threads=where.threads)
-    with preserved(torch.device(world.device)), with_threads(world.threads):
-        session = Session(job, where, world)
+    with (
+        preserved(torch.device(world.device)),
+        with_threads(world.threads),
+        watching(world, stall) as status,
+    ):
+        session = Session(job, where, world, status)
         try:
             yield session
         finally:
@@ -59,7 +76,8 @@ class Session:
     ``rank`` of ``size``; ``is_main`` on rank 0; ``model`` is this rank's module.
     """
 
-    def __init__(self, job: Job, where: Place, world: World) -> None:
+    def __init__(self, job: Job, where: Place, world: World, status: Status | None = None) -> None:
+        self._status = Status() if status is None else status
         train, held = training_parts(job)
         self.job, self.world, self.plan = job, world, where.plan
         self.rank, self.size, self.is_main = world.rank, world.size, world.is_main
@@ -72,21 +90,35 @@ class Session:
             where.plan.exactness,
             train.order.batch_size,
             where.plan.shards,
+            self._status,
         )
         self._group = self.engine.mesh.world
+        self._turns = Turns(self._group)
         self._loader = self.engine.loader(train)
         self._held = None if held is None else self.engine.loader(held)
         self.steps = 0
         self._where, self._facts = where, facts_of(job, train, where.plan)
         self._writer: Writer | None = None
+        self._status.at("own code")
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Share]:
         """Yield this rank's share of every global batch of ``epoch`` (from 0), from batch ``start`` on."""
-        return self._loader.epoch(epoch, start)
+        return self._marked(self._loader.epoch(epoch, start))
+
+    def _marked(self, shares: Iterator[Share]) -> Iterator[Share]:
+        while True:
+            self._status.at("input", self.steps + 1)
+            share = next(shares, None)
+            self._status.at("own code")
+            if share is None:
+                return
+            yield share
 
     def step(self, share: Share) -> torch.Tensor:
         """Take one optimizer step over the global batch; return its loss, a scalar tensor equal on all ranks."""
+        self._status.at(STEP, self.steps + 1)
         outcome: Outcome = self.engine.step(share, self.steps)
+        self._status.at("own code")
         self.steps += 1
         return outcome.loss
 
@@ -97,9 +129,10 @@ class Session:
         """
         if self._held is None:
             raise UsageError("evaluate() of a job without validation data", "set validation= in the job")
-        self.engine.equalise()
-        with self.engine.averaged():
-            return self.engine.evaluate(self._held.epoch(0))
+        with self._status.doing("evaluate"):
+            self.engine.equalise()
+            with self.engine.averaged():
+                return self.engine.evaluate(self._held.epoch(0))
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only."""
@@ -116,26 +149,34 @@ class Session:
 
     @contextmanager
     def first_on_main(self) -> Iterator[None]:
-        """Run a block on rank 0 first, then on the others: to prepare a file that all will read."""
+        """Run a block on rank 0 first, then on the others: to prepare a file that all will read.
+
+        The others wait as long as it takes.
+        """
         if not self.is_main:
-            self.barrier()
-        try:
+            self._turns.pass_on()
             yield
+            return
+        try:
+            with self._status.doing("main only"):
+                yield
         finally:
-            if self.is_main:
-                self.barrier()
+            self._turns.pass_on()
 
     def save(self, folder: Path | str) -> Path:
         """Write ``weights.safetensors`` into ``folder``, made where it is missing; return the file's path.
 
         With ``Job.ema`` the averaged weights go beside it, into ``ema.safetensors``.
         """
+        with self._status.doing("save"):
+            return self._save(Path(folder) / "weights.safetensors")
+
+    def _save(self, path: Path) -> Path:
         state = self.engine.state()
         average = None
         if self.job.ema is not None:
             with self.engine.averaged():
                 average = self.engine.state()
-        path = Path(folder) / "weights.safetensors"
         error = None
         if self.is_main:
             try:

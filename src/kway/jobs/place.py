@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
 from kway.errors import KwayError, UsageError
 from kway.launch import local
+from kway.launch.own_watch import watching
+from kway.launch.status import Status
 from kway.launch.torchrun import from_environment, join
 from kway.records import Cluster, Plan
 from kway.step.seeds import preserved
@@ -33,6 +36,7 @@ class Context:
     world: World
     emit: Emit = field(compare=False)
     stop: StopRequest = field(default_factory=StopRequest, compare=False)
+    status: Status = field(default_factory=Status, compare=False)
 
 
 @dataclass(frozen=True)
@@ -64,23 +68,34 @@ class Place:
         ranks: Any = None,
         stop: StopRequest | None = None,
         apart: bool = False,
+        stall_timeout: timedelta | None = None,
     ) -> list[Any]:
         """Call ``task(context, *arguments)`` on every rank; return the results by rank.
 
         Inside ranks that are already there, the list holds this rank's result only. ``ranks`` may hold CPU
         ranks that are already started (``launch.local.Ranks``). ``stop``: set when ranks are to stop early.
-        ``apart``: a process of its own also for one device.
+        ``apart``: a process of its own also for one device. With ``stall_timeout`` a rank that the others wait for and that makes no progress for so long ends the task with
+        ``StallError``.
         """
         emit, stop = on_event or _ignore, stop or StopRequest()
         if self.joined is not None:
-            with with_threads(self.joined.threads), preserved(torch.device(self.joined.device)):
-                return [task(Context(self.joined, emit, stop), *arguments)]
+            with (
+                with_threads(self.joined.threads),
+                preserved(torch.device(self.joined.device)),
+                watching(self.joined, stall_timeout) as status,
+            ):
+                return [task(Context(self.joined, emit, stop, status), *arguments)]
         if self.plan.devices == 1 and not apart:
             world = World(device=self.plan.device_set[0], threads=self.threads)
-            with with_threads(self.threads), preserved(torch.device(world.device)):
-                return [task(Context(world, emit, stop), *arguments)]
+            with (
+                with_threads(self.threads),
+                preserved(torch.device(world.device)),
+                watching(world, stall_timeout) as status,
+            ):
+                return [task(Context(world, emit, stop, status), *arguments)]
         settings = torch_settings()
         if ranks is not None:
+            watched = {} if stall_timeout is None else {"stall_timeout": stall_timeout}
             found: list[Any] = ranks.run(
                 as_in_the_caller,
                 settings,
@@ -89,6 +104,7 @@ class Place:
                 size=self.plan.devices,
                 on_event=emit,
                 stop=stop,
+                **watched,
             )
             return found
         return local.run(
@@ -103,6 +119,7 @@ class Place:
             on_event=emit,
             preload=("torch", "kway.strategies.engine"),
             stop=stop,
+            stall_timeout=stall_timeout,
         )
 
 
@@ -150,12 +167,16 @@ def with_threads(count: int) -> Iterator[None]:
 
 
 def place(
-    devices: Any = "auto", strategy: str = "auto", exactness: str = "math", shards: int = DEFAULT_SHARDS
+    devices: Any = "auto",
+    strategy: str = "auto",
+    exactness: str = "math",
+    shards: int = DEFAULT_SHARDS,
+    patient: bool = False,
 ) -> Place:
     """Resolve a device set, a strategy and a level into a place. Nothing is started.
 
-    Inside ranks that are there (torchrun and its like) their number is the number of devices. Raises
-    ``UsageError``.
+    Inside ranks that are there (torchrun and its like) their number is the number of devices; ``patient``: their
+    group has no time limit, because kway ends what makes no progress. Raises ``UsageError``.
     """
     cluster = discover()
     if not cluster.torch.get("remembered"):
@@ -173,7 +194,7 @@ def place(
         chosen = parse(devices, cluster)
     plan = choose(chosen, strategy, exactness, shards)
     if joined is not None:
-        join(joined)
+        join(joined, patient=patient)
     return Place(plan, rank_threads(chosen), joined, tuple(device_warnings(chosen, cluster)))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from kway.training.loop import Loop, training_parts
 from kway.training.saving import FOLDER
 from kway.training.spec import TrainSpec, interval, saving_interval
 from kway.training.validation import BEST, known_figure
+from kway.units import duration
 from kway.world import StopRequest
 
 Callback = Callable[[str, dict[str, Any]], None]
@@ -74,6 +75,7 @@ def train(
     resume: bool | Path | str = False,
     max_restarts: int = 0,
     min_devices: int = 1,
+    stall_timeout: str | float | timedelta | None = None,
     echo: bool = True,
     ranks: Any = None,
 ) -> Run:
@@ -97,15 +99,20 @@ def train(
     ``out``, SIGTERM and SIGUSR1 let all ranks stop after the same step and leave a checkpoint; a second one ends
     the run at once.
 
+    ``stall_timeout``: like ``"90s"``, ``"5min"`` or seconds: a rank that the others wait for and that makes no
+    progress for so long ends the run, with its step, phase and stack; ``None`` waits as long as torch does.
+
     ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
     ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``checkpoint`` (a save began),
     ``warning``, ``end``. ``echo``: whether what
     ranks print is shown. ``ranks``: CPU ranks that are already started.
 
     Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``StoppedError`` where the run
-    was asked to stop; ``RankError`` where a rank fails; inside one device, what the user's code raises.
+    was asked to stop; ``RankError`` where a rank fails, ``StallError`` where one makes no progress; inside one
+    device, what the user's code raises.
     """
-    where = place(devices, strategy, exactness, shards)
+    stall = duration("stall_timeout", stall_timeout)
+    where = place(devices, strategy, exactness, shards, patient=stall is not None)
     spec = TrainSpec(
         job=job,
         plan=where.plan,
@@ -155,7 +162,15 @@ def train(
             logs = _made(folder / "logs", number) if out is not None else None
             # On one device that is left a process of its own is started too: what killed the rank may come again.
             return where.run(
-                run_rank, now, on_event=tell, logs=logs, echo=echo, ranks=ranks, stop=stop, apart=True
+                run_rank,
+                now,
+                on_event=tell,
+                logs=logs,
+                echo=echo,
+                ranks=ranks,
+                stop=stop,
+                apart=True,
+                stall_timeout=stall,
             )
 
         if started:
@@ -163,7 +178,7 @@ def train(
                 results, where, more = run_again(where, once, restarts, shards, tell)
             told = [*told, *more]
         else:
-            results = where.run(run_rank, spec, model, on_event=tell, ranks=ranks)
+            results = where.run(run_rank, spec, model, on_event=tell, ranks=ranks, stall_timeout=stall)
         record: Training
         record, average = results[0]
         record = replace(record, notices=[*where.notices, *told, *record.notices])
@@ -187,7 +202,7 @@ def run_rank(
     The task that ``train`` sends. Processes that start ranks read the average from its file.
     """
     module = build(spec.job) if model is None else model
-    loop = Loop(context.world, spec, module, context.emit, context.stop)
+    loop = Loop(context.world, spec, module, context.emit, context.stop, context.status)
     with asked_to_stop(context.stop) if spec.is_kept else nullcontext():
         return loop.run(), None if model is None else loop.average
 

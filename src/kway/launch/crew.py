@@ -64,6 +64,11 @@ class Crew:
         """The number of ranks."""
         return len(self._processes)
 
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the ranks."""
+        return [process.pid for process in self._processes]
+
     def send(self, rank: int, message: Any) -> None:
         """Send a message to a rank. That a rank is gone shows in ``listen``, not here."""
         self._processes[rank].send(message, _SEND_S)
@@ -90,6 +95,11 @@ class Crew:
         for each in failures.values():
             self._output.note(each.rank, each.traceback or f"{each.cause}\n")
         return failure.first(failures.values())
+
+    def note(self, rank: int, text: str) -> None:
+        """Add ``text`` to the log of a rank, after what it has printed so far."""
+        self.drain()
+        self._output.note(rank, text)
 
     def drain(self) -> None:
         """Wait until what ranks have printed so far has been passed on."""

@@ -16,6 +16,8 @@ from kway.launch.crew import Crew
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.payload import load
+from kway.launch.stall import StallWatch
+from kway.launch.status import BOARD, Board
 from kway.launch.worker import Setup, Task
 from kway.world import StopRequest
 
@@ -52,6 +54,7 @@ class Ranks:
         self._echo = to_parent(len(self._devices)) if echo is True else echo or None
         self._folder: Path | None = None
         self._crew: Crew | None = None
+        self._board: Board | None = None
         self._ready: set[int] = set()
         self._tasks = 0
         self._closed = False
@@ -82,13 +85,16 @@ class Ranks:
         on_event: Callable[[Any], None] | None = None,
         limit: timedelta | None = None,
         stop: StopRequest | None = None,
+        stall_timeout: timedelta | None = None,
     ) -> list[Any]:
         """Call ``function(context, *arguments)`` in the first ``size`` ranks (all, where ``None``).
 
         Returns the results by rank. ``on_event`` is called here, in this thread, with what ranks emit. Raises
         ``UsageError`` for what cannot travel (nothing has been started or disturbed by then), kway's own
-        errors as the rank raised them, and ``RankError`` for any other end of a rank: the first in time. After
-        an error in a task all ranks are gone. ``stop``: once it is set here, every rank's ``Context.stop`` is.
+        errors as the rank raised them, and ``RankError`` for any other end of a rank: the first in time. With
+        ``stall_timeout`` a rank that the others wait for and that says nothing for so long ends the task with
+        ``StallError``; torch's own time limits do not apply then. After an error in a task all ranks are gone.
+        ``stop``: once it is set here, every rank's ``Context.stop`` is.
         """
         size = self.size if size is None else size
         if not 1 <= size <= self.size:
@@ -100,9 +106,10 @@ class Ranks:
             with signals_raise():
                 crew = self._crew or self._start()
                 self._tasks += 1
+                watch = self._watch(crew, size, stall_timeout)
                 for rank in range(size):
-                    crew.send(rank, Task(self._tasks, size, call))
-                return self._collect(crew, size, on_event, limit, stop or StopRequest())
+                    crew.send(rank, Task(self._tasks, size, call, watch is not None))
+                return self._collect(crew, size, on_event, limit, stop or StopRequest(), watch)
         except BaseException:
             self.close(kill=True)
             raise
@@ -116,6 +123,8 @@ class Ranks:
             return
         self._closed = True
         try:
+            if self._board is not None:
+                self._board.close()
             if self._crew is not None:
                 for rank in range(0 if kill else self.size):
                     self._crew.send(rank, None)
@@ -129,7 +138,15 @@ class Ranks:
             self._folder = Path(tempfile.mkdtemp(prefix="kway-"))
         return self._folder
 
+    def _watch(self, crew: Crew, size: int, timeout: timedelta | None) -> StallWatch | None:
+        if self._board is not None:
+            self._board.clear()
+        if timeout is None or self._board is None:
+            return None
+        return StallWatch(self._board, crew.pids[:size], self._own_folder(), timeout)
+
     def _start(self) -> Crew:
+        self._board = Board(self._own_folder() / BOARD, self.size)
         with address.listening_socket() as listener:
             port = listener.getsockname()[1]
             crew = Crew(
@@ -170,6 +187,7 @@ class Ranks:
         on_event: Callable[[Any], None] | None,
         limit: timedelta | None,
         stop: StopRequest,
+        watch: StallWatch | None,
     ) -> list[Any]:
         """Wait for all results; raise the first failure in time."""
         results: dict[int, Any] = {}
@@ -193,6 +211,8 @@ class Ranks:
                 raise failure.to_error(found)
             else:
                 self._check_time(time.monotonic() - started, size, results, limit)
+                if watch is not None:
+                    watch.look(crew.note)
         crew.drain()
         return [results[rank] for rank in range(size)]
 
@@ -216,10 +236,11 @@ def run(
     group: bool = True,
     preload: Sequence[str] = (),
     stop: StopRequest | None = None,
+    stall_timeout: timedelta | None = None,
 ) -> list[Any]:
     """Start ranks on ``devices`` for one task and return its results by rank. See ``Ranks``."""
     with Ranks(devices, logs=logs, threads=threads, echo=echo, group=group, preload=preload) as ranks:
-        return ranks.run(function, *arguments, on_event=on_event, stop=stop)
+        return ranks.run(function, *arguments, on_event=on_event, stop=stop, stall_timeout=stall_timeout)
 
 
 def _names(ranks: Sequence[int]) -> str:

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.process import SOURCES
 from kway.launch.script_rank import Script
+from kway.launch.stall import StallWatch
+from kway.launch.status import BOARD, Board
 
 _LEAVE_S = 3.0
 
@@ -27,29 +31,37 @@ def launch(
     threads: int | None = None,
     logs: Path | None = None,
     echo: bool | Echo = True,
+    stall_timeout: timedelta | None = None,
 ) -> None:
     """Run the script ``target`` (with ``module``: the module of that name) in a rank for each of ``devices``.
 
     Returns when all ranks have left with exit code 0. A rank may leave early with 0 as long as the others do
     not fail without it. One device is one rank without rank variables, so that the script may start ranks of
     its own. ``logs``: an existing folder for ``rank-N.log``. Raises ``UsageError`` for a script that is not
-    there, and ``RankError`` for the first rank in time that failed; all ranks are gone then.
+    there, and ``RankError`` for the first rank in time that failed; with ``stall_timeout``, ``StallError`` for a
+    rank that the others wait for and that makes no progress for so long. All ranks are gone then.
     """
     check(target, module)
     size = len(devices)
     shared = address.environment(devices, threads if size > 1 else None)
-    with signals_raise(), address.reserved_port() as port:
+    with signals_raise(), address.reserved_port() as port, _folder() as folder:
+        board = Board(folder / BOARD, size)
         own = [address.rank_variables(rank, size, port) if size > 1 else {} for rank in range(size)]
         crew = Crew(
             "kway.launch.script_rank",
             [shared | variables for variables in own],
             echo=to_parent(size) if echo is True else echo or None,
             logs=logs,
+            folder=folder,
         )
+        watch = None if stall_timeout is None else StallWatch(board, crew.pids, folder, stall_timeout)
         with _ended(crew) as fail:
             for rank in range(size):
-                crew.send(rank, Script(rank, target, module, tuple(arguments), SOURCES))
-            _wait(crew, fail)
+                crew.send(
+                    rank,
+                    Script(rank, target, module, tuple(arguments), SOURCES, str(folder), watch is not None),
+                )
+            _wait(crew, fail, watch)
 
 
 def replace_this_process(
@@ -90,7 +102,13 @@ def _ended(crew: Crew) -> Iterator[Callable[[int], None]]:
     crew.end(leave=_LEAVE_S)
 
 
-def _wait(crew: Crew, fail: Callable[[int], None]) -> None:
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="kway-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch | None) -> None:
     left: list[int] = []
     messages = crew.listen()
     for rank, kind, value in messages:
@@ -105,4 +123,6 @@ def _wait(crew: Crew, fail: Callable[[int], None]) -> None:
                 found = failure.of_exit_status(left[0], 0)
             fail(found.rank)
             raise failure.to_error(found)
+        elif kind == "quiet" and watch is not None:
+            watch.look(crew.note)
     crew.drain()

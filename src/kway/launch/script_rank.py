@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+from kway.launch import stacks
 from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
+from kway.launch.status import BOARD, announce
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Script:
     """What to run: a file's path, or a module's name (``module``), with its arguments.
 
     ``sources``: the entry of ``sys.path`` by which this process found kway, and which the script must not see.
+    ``folder``: where this rank says what it is at, and answers for its stack; ``watched``: whether the parent ends
+    a job that makes no progress.
     """
 
     rank: int
@@ -27,6 +31,8 @@ class Script:
     module: bool
     arguments: tuple[str, ...]
     sources: str
+    folder: str
+    watched: bool
 
 
 def main(control: int) -> None:
@@ -35,6 +41,9 @@ def main(control: int) -> None:
     script: Script = line.first()
     line.watch(lambda message: None)
     write_whole_lines()
+    folder = Path(script.folder)
+    announce(folder / BOARD, script.rank, script.watched)
+    stacks.answer_in(folder, script.rank)
     sys.path.remove(script.sources)
     try:
         _run(script)

@@ -11,10 +11,12 @@ from typing import Any
 
 from kway.errors import KwayError, UsageError
 from kway.launch.address import loopback_interface
+from kway.launch.status import watched
 from kway.world import World
 
 _ADVICE = "start the ranks with torchrun or kway launch, or unset RANK and WORLD_SIZE"
 _LET_GO_S = 0.05
+_FOR_EVER = timedelta(days=365)
 _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
@@ -109,12 +111,13 @@ def _threads(environ: Mapping[str, str], local_size: int) -> int:
     return max(1, usable // local_size)
 
 
-def join(world: World, timeout: timedelta = timedelta(seconds=60)) -> None:
+def join(world: World, timeout: timedelta = timedelta(seconds=60), patient: bool = False) -> None:
     """Make this process a member of the default process group, which stays for the life of the process.
 
     A group that the user has initialised is used as it is. ``timeout`` is for finding the other ranks, not for
-    the collectives that follow. Raises ``KwayError`` that names the address where they cannot be found, and
-    ``UsageError`` where an existing group, or the GPUs, are not those of ``world``.
+    the collectives that follow; these have no time limit where ``patient``, or where kway's own parent watches.
+    Raises ``KwayError`` that names the address where they cannot be found, and ``UsageError`` where an existing
+    group, or the GPUs, are not those of ``world``.
     """
     import torch
     import torch.distributed as dist
@@ -139,6 +142,7 @@ def join(world: World, timeout: timedelta = timedelta(seconds=60)) -> None:
         store=_store(world, timeout),
         rank=world.rank,
         world_size=world.size,
+        timeout=_FOR_EVER if patient or watched() else None,
         device_id=torch.device(world.device) if world.backend == "nccl" else None,
     )
     atexit.register(_leave)

@@ -15,14 +15,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from kway.launch import stacks
 from kway.launch.address import LOOPBACK
 from kway.launch.blame import dump_value
 from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
 from kway.launch.payload import load
+from kway.launch.status import BOARD, Status, announce, here
 from kway.world import StopRequest, World
 
 _FOR_EVER = timedelta(days=365)
+_STORE_TIMEOUT = timedelta(minutes=5)  # torch's own
 
 
 @dataclass(frozen=True)
@@ -49,22 +52,29 @@ class Setup:
 
 @dataclass(frozen=True)
 class Task:
-    """One call for the first ``size`` ranks. ``number`` counts the tasks of these ranks; ``call`` is a payload."""
+    """One call for the first ``size`` ranks. ``number`` counts the tasks of these ranks; ``call`` is a payload.
+
+    ``watched``: the parent ends the task where a rank makes no progress, so that no time limit of torch need.
+    """
 
     number: int
     size: int
     call: bytes
+    watched: bool = False
 
 
 @dataclass(frozen=True)
 class Context:
     """What a task gets as its first argument: where it stands, a way to tell the parent something, and whether the
     parent was asked to stop.
+
+    ``status``: says what this rank is at.
     """
 
     world: World
     emit: Callable[[Any], None] = field(compare=False)
     stop: StopRequest = field(default_factory=StopRequest, compare=False)
+    status: Status = field(default_factory=Status, compare=False)
 
 
 class _Group:
@@ -88,21 +98,24 @@ class _Group:
         )
 
     @contextlib.contextmanager
-    def task(self, number: int, size: int) -> Iterator[None]:
+    def task(self, number: int, size: int, status: Status, watched: bool) -> Iterator[None]:
         import torch
         import torch.distributed as dist
         from torch.distributed.distributed_c10d import PrefixStore
 
         setup = self._setup
         store = PrefixStore(f"task{number}", self._store)
+        store.set_timeout(_FOR_EVER if watched else _STORE_TIMEOUT)
         dist.init_process_group(
             setup.backend,
             store=store,
             rank=setup.rank,
             world_size=size,
+            timeout=_FOR_EVER if watched else None,
             device_id=torch.device(setup.device) if setup.backend == "nccl" else None,
         )
         yield
+        status.at("idle")
         # A rank that is done must not take its connections away while others still make theirs, or work. A
         # collective would have a time limit; the last rank may have hours of work left.
         if store.add("done", 1) == size:
@@ -131,12 +144,19 @@ def _world(setup: Setup, size: int) -> World:
 def _run(setup: Setup, task: Task, group: _Group | None, line: Lifeline, stop: StopRequest) -> bytes:
     os.environ.update(WORLD_SIZE=str(task.size), LOCAL_WORLD_SIZE=str(task.size))
     function, arguments = load(task.call)
+    status = here()
+    status.at("start")
     context = Context(
-        _world(setup, task.size), lambda value: line.send("event", dump_value("an event", value)), stop
+        _world(setup, task.size),
+        lambda value: line.send("event", dump_value("an event", value)),
+        stop,
+        status,
     )
-    with group.task(task.number, task.size) if group else contextlib.nullcontext():
+    with group.task(task.number, task.size, status, task.watched) if group else contextlib.nullcontext():
         result = function(context, *arguments)
-        return dump_value("the result of a rank", result, Path(setup.folder))
+        payload = dump_value("the result of a rank", result, Path(setup.folder))
+    status.at("idle")
+    return payload
 
 
 def main(control: int) -> None:
@@ -158,6 +178,9 @@ def main(control: int) -> None:
     line.watch(take)
     write_whole_lines()
     sys.path[:] = setup.path
+    folder = Path(setup.folder)
+    announce(folder / BOARD, setup.rank, watched=False)
+    stacks.answer_in(folder, setup.rank)
     try:
         group = _Group(setup) if setup.group else None
         for name in setup.preload:

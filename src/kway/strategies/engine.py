@@ -15,6 +15,7 @@ from kway.data.parts import Parts
 from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
+from kway.launch.status import Status
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
@@ -45,6 +46,7 @@ class Engine:
         level: str,
         batch_size: int,
         shards: int = DEFAULT_SHARDS,
+        status: Status | None = None,
     ) -> None:
         check_level(layout, level, shards)
         check_model(job, model, layout, level, batch_size, shards)
@@ -55,7 +57,8 @@ class Engine:
             keep_freed_memory()
         self.precision = precision_of(job.precision)
         self.model = cast(model, self.precision.floating).to(self.device).train()
-        self.mesh = Mesh(layout, world.rank, world.size)
+        self.status = Status() if status is None else status
+        self.mesh = Mesh(layout, world.rank, world.size, self.status.waiting)
         self.part = Part(
             job, self.model, self.device, level, self._level.global_statistics, shards, self.mesh.world
         )
@@ -176,6 +179,7 @@ class Engine:
         self.model.eval()
         try:
             for share in shares:
+                self.status.beat()
                 self.part.presence.take(share)
                 start = 0
                 for place, (batch, count) in enumerate(share.micro):

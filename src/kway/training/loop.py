@@ -19,6 +19,7 @@ from kway.data.loader import Loader
 from kway.data.parts import Parts, take_apart
 from kway.data.streams import StreamOrder
 from kway.job import Job
+from kway.launch.status import Status
 from kway.records import Training
 from kway.step.core import waits_for_figure
 from kway.step.deterministic import bits_hold_within
@@ -29,6 +30,7 @@ from kway.training.facts import check_within, resumed_notices
 from kway.training.requests import STOP, Requests
 from kway.training.saving import Position, Saver
 from kway.training.spec import TrainSpec
+from kway.training.straggler import own_work, slow_ranks
 from kway.training.validation import Validation
 from kway.training.watch import LossWatch
 from kway.training.weights import fingerprint, save_weights, unique_names
@@ -81,6 +83,7 @@ class Loop:
     model: nn.Module
     emit: Emit
     stop: StopRequest = field(default_factory=StopRequest)
+    status: Status = field(default_factory=Status)
     rows: list[dict[str, Any]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -92,11 +95,18 @@ class Loop:
         spec, job, plan = self.spec, self.spec.job, self.spec.plan
         train, held = training_parts(job)
         self.engine = Engine(
-            job, self.model, plan.layout, self.world, plan.exactness, train.order.batch_size, plan.shards
+            job,
+            self.model,
+            plan.layout,
+            self.world,
+            plan.exactness,
+            train.order.batch_size,
+            plan.shards,
+            self.status,
         )
         self.loader = self.engine.loader(train)
         self.validation = None if held is None else self._open(self.engine.loader(held))
-        self.clock, self.watch = StepClock(self.engine.device), LossWatch(self.engine.device)
+        self.clock, self.watch = StepClock(self.engine.device, self.status), LossWatch(self.engine.device)
         self.steps = self.epoch = 0
         self.course: _Course | None = None
         self.requests = Requests(self.engine.device)
@@ -118,6 +128,7 @@ class Loop:
             # An epoch that was begun is ended, though the run has taken all its steps.
             while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
                 self._epoch(self.epoch)
+            self.status.at("save")
             self._notice_buffers(self.engine.equalise())
             self.state = self.engine.state()
             if job.ema is not None:
@@ -158,11 +169,11 @@ class Loop:
         self.clock.resume()
         since = self.clock.synchronise()
         shares = iter(()) if self._is_over() else self.loader.epoch(epoch, course.step)
-        for share in self.clock.waited(shares):
+        for share in self.clock.waited(shares, self.steps):
             wishes = self._wishes()
             self.engine.ask(wishes)
             outcome = self.engine.step(share, self.steps, course.tally)
-            self.clock.step()
+            self.clock.step(share.count)
             self.watch.add(epoch + 1, share.step + 1, outcome)
             self.steps += 1
             course.step, course.taken = share.step + 1, course.taken + 1
@@ -212,6 +223,7 @@ class Loop:
     def _save(self, position: Position) -> None:
         """Start to save the run as it stands. A collective."""
         begun = time.perf_counter()
+        self.status.at("save")
         self._notice_buffers(self.engine.equalise())
         course, group = self.course, self.engine.part.batch_group
         run = {
@@ -281,7 +293,8 @@ class Loop:
         self.watch.check()
         if self.validation is None or self.validation.at == self.steps:
             return
-        figures = self.validation.judge(epoch, self.steps, at_the_end)
+        with self.status.doing("evaluate"):
+            figures = self.validation.judge(epoch, self.steps, at_the_end)
         if self.validation.stopped:
             self.notices.append(self.validation.stopped)
         self._say({"event": "validation", "epoch": epoch + 1, "step": self.steps, **figures})
@@ -325,6 +338,8 @@ class Loop:
         held = validation.held.parts.notices if validation is not None else []
         notices = [*self.loader.parts.notices, *held, *self.notices]
         names = unique_names(self.model)
+        works = self.engine.mesh.world.objects(self.clock.work())
+        notices += slow_ranks(works)
         return Training(
             model=job.title,
             strategy=plan.strategy,
@@ -343,6 +358,7 @@ class Loop:
             measured_step_s=self.clock.step_s,
             input_wait_s=self.clock.input_wait_s,
             peak_memory_bytes=self.engine.mesh.world.objects(peak_memory(self.engine.device)),
+            own_work_s=own_work(works),
             weights_sha256=fingerprint(self.state, names),
             stopped_early=validation is not None and bool(validation.stopped),
             checkpoints=self.saver.summary(),

@@ -1,0 +1,153 @@
+"""Ranks that kway did not start watch each other: a thread in each of them, over the store of their group.
+
+The rank that is late speaks for itself, with its stack, and leaves; its launcher ends the others. Where it cannot
+(its process is stopped, or stuck in code that never lets another thread run) the first of the others does, without.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from kway.errors import StallError
+from kway.launch.stall import behind, described, is_late
+from kway.launch.status import Report, Status, here
+from kway.world import World
+
+_LOOK_S = 5.0
+_GRACE_S = 10.0
+
+
+@contextlib.contextmanager
+def watching(world: World, timeout: timedelta | None) -> Iterator[Status]:
+    """Yield the status of this process; with ``timeout``, end the work inside when a rank is late.
+
+    A process that is alone is interrupted and raises ``StallError``, or ends where it cannot be; one of several
+    ends with exit code 1, so that whoever started the ranks ends the others.
+    """
+    status = here(world.rank)
+    status.at("start")
+    try:
+        if timeout is None:
+            yield status
+            return
+        watch = _Watch(world, status, timeout.total_seconds())
+        try:
+            with watch:
+                yield status
+        except KeyboardInterrupt:
+            if watch.error is not None:
+                raise watch.error from None
+            raise
+    finally:
+        status.at("idle")
+
+
+class _Watch:
+    def __init__(self, world: World, status: Status, timeout: float) -> None:
+        self.error: StallError | None = None
+        self._world, self._status, self._timeout = world, status, timeout
+        self._store = _store() if world.size > 1 else None
+        self._reports: dict[int, tuple[int, Report]] = {}
+        self._turn = 0
+        self._over = threading.Event()
+        self._watched = threading.current_thread()
+        self._thread = threading.Thread(target=self._run, name="kway-stall", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(_LOOK_S)
+        if self._store is not None:
+            # The last word: this rank is nobody any longer that others could wait for.
+            with contextlib.suppress(RuntimeError):
+                self._tell(self._status.report(), over=True)
+
+    def _run(self) -> None:
+        pause = min(_LOOK_S, self._timeout / 4)
+        found: float | None = None
+        while not self._over.wait(pause):
+            try:
+                reports = self._look()
+            except RuntimeError:
+                # Whoever holds the store is gone or stuck: then only this rank's own line is known.
+                reports = [self._status.report()]
+            now = time.monotonic()
+            late = behind(reports)
+            if late is None or not is_late(late, reports, now, self._timeout):
+                found = None
+                continue
+            found = found or now
+            own, first = (
+                self._world.rank,
+                min(r.rank for r in reports if r.rank != late.rank or len(reports) == 1),
+            )
+            if late.rank == own:
+                self._end(late, reports, now)
+            elif now - found > _GRACE_S + (0 if own == first else _GRACE_S):
+                self._end(late, reports, now, speaks=own == first)
+
+    def _look(self) -> list[Report]:
+        """Say where this rank is, and read where the others are, on this process's own clock."""
+        mine = self._status.report()
+        if self._store is None:
+            return [mine]
+        self._turn += 1
+        self._tell(mine)
+        for rank in range(self._world.size):
+            key = f"status/{rank}"
+            if rank == self._world.rank or not self._store.check([key]):
+                continue
+            turn, step, calls, age, phase, waiting = json.loads(self._store.get(key))
+            if rank not in self._reports or self._reports[rank][0] != turn:
+                since = time.monotonic() - age
+                self._reports[rank] = turn, Report(rank, step, calls, since, phase, waiting)
+        return [mine, *(report for _, report in self._reports.values())]
+
+    def _tell(self, mine: Report, over: bool = False) -> None:
+        age = time.monotonic() - mine.since
+        phase = "idle" if over else mine.phase
+        told = json.dumps([-1 if over else self._turn, mine.step, mine.calls, age, phase, mine.waiting])
+        assert self._store is not None
+        self._store.set(f"status/{mine.rank}", told)
+
+    def _end(self, late: Report, reports: list[Report], now: float, speaks: bool = True) -> None:
+        """End this process, or interrupt it where it is alone."""
+        text = described(late, sorted(reports, key=lambda report: report.rank), now)
+        stack = ""
+        if late.rank == self._world.rank:
+            frame = sys._current_frames().get(self._watched.ident or 0)
+            lines = traceback.format_stack(frame) if frame is not None else []
+            stack = f"Stack of rank {late.rank} (most recent call last):\n{''.join(lines).rstrip()}"
+        else:
+            text += "; it did not answer: its process is stopped, or stuck outside of Python"
+        error = StallError(late.rank, 1, text, stack)
+        if self._world.size == 1 and self._watched is threading.main_thread():
+            self.error = error
+            signal.pthread_kill(self._watched.ident or 0, signal.SIGINT)
+            if self._over.wait(_GRACE_S):
+                return
+        if speaks:
+            shown = str(error).removeprefix(stack).lstrip()
+            print(*([stack] if stack else []), f"kway: error: {shown}", sep="\n", file=sys.stderr, flush=True)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(error.exit_code)
+
+
+def _store() -> Any:
+    """Return a way to the store of the default group that no other call of this process blocks."""
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+    store: Any = _get_default_store()
+    return PrefixStore("kway-stall", store.clone() if hasattr(store, "clone") else store)

@@ -1,0 +1,205 @@
+"""Where each rank of a machine is: a line a rank in a small mapped file, which ranks write and their parent reads."""
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+# What a rank can be at. The first stands for a rank that has not said anything yet.
+PHASES = (
+    "",
+    "start",
+    "input",
+    "forward/backward",
+    "evaluate",
+    "save",
+    "main only",
+    "own code",
+    "idle",
+)
+STEP = "forward/backward"
+_CODES = {name: code for code, name in enumerate(PHASES)}
+# Number of the writing, step, collectives begun, time of the last sign, phase, inside a collective, number again.
+_LINE = struct.Struct("=QqQdBB6xQ")
+# A cache line each: ranks do not disturb each other.
+_STRIDE = 64
+_TRIES = 100
+VARIABLE = "KWAY_STATUS"
+BOARD = "status"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where one rank is. ``step``: optimizer steps that it has begun; ``calls``: collectives that it has begun.
+
+    ``waiting``: it is inside a collective; ``since``: its last sign of life, monotonic time in seconds.
+    """
+
+    rank: int
+    step: int
+    calls: int
+    since: float
+    phase: str
+    waiting: bool
+
+    @property
+    def doing(self) -> str:
+        """The phase in words: what a rank does that waits for the others inside a step is ``reduce``."""
+        if not self.waiting:
+            return self.phase
+        return "reduce" if self.phase == STEP else f"{self.phase}, inside a collective"
+
+
+class Status:
+    """A rank's own line: says what it is at. Written by one thread at a time; a writing takes under a microsecond.
+
+    Without ``memory`` (where nobody reads it) it is a line that only this process sees. ``waited_s`` adds up the
+    seconds spent inside collectives, for which ``waiting`` is a context manager.
+    """
+
+    def __init__(self, memory: Any = None, rank: int = 0) -> None:
+        self._memory = bytearray(_STRIDE * (rank + 1)) if memory is None else memory
+        self.rank, self._place = rank, rank * _STRIDE
+        self._turn = self._calls = self._code = self._step = 0
+        self._inside = False
+        self.waited_s = 0.0
+        self.waiting = _Waiting(self)
+
+    @classmethod
+    def open(cls, path: Path, rank: int) -> Self:
+        """Open the line of ``rank`` in the file of a ``Board``."""
+        with path.open("r+b") as file:
+            return cls(mmap.mmap(file.fileno(), 0), rank)
+
+    def at(self, phase: str, step: int | None = None) -> None:
+        """Enter a phase (one of ``PHASES``); ``step``: the number of the optimizer step that is begun, from 1."""
+        self._code = _CODES[phase]
+        if step is not None:
+            self._step = step
+        self.beat()
+
+    def beat(self) -> None:
+        """Give a sign of life: something got done, though the phase goes on."""
+        self._write(time.monotonic())
+
+    @contextmanager
+    def doing(self, phase: str) -> Iterator[None]:
+        """Be at ``phase`` while open, then again at what was before."""
+        before = PHASES[self._code]
+        self.at(phase)
+        try:
+            yield
+        finally:
+            self.at(before)
+
+    def report(self) -> Report:
+        """Return what the line says."""
+        return _read(self._memory, self.rank)
+
+    def _write(self, now: float) -> None:
+        self._turn += 1
+        turn = self._turn
+        _LINE.pack_into(
+            self._memory, self._place, turn, self._step, self._calls, now, self._code, self._inside, turn
+        )
+
+    def _enter(self) -> float:
+        self._calls += 1
+        self._inside = True
+        now = time.monotonic()
+        self._write(now)
+        return now
+
+    def _leave(self, entered: float) -> None:
+        self._inside = False
+        now = time.monotonic()
+        self._write(now)
+        self.waited_s += now - entered
+
+
+class _Waiting:
+    """Marks its status as inside a collective while open."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._entered = 0.0
+
+    def __enter__(self) -> None:
+        self._entered = self._status._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status._leave(self._entered)
+
+
+class Board:
+    """The lines of ``size`` ranks, in a new file. Ranks open it with ``Status.open``."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        # Written, not only sized: a page that the file system cannot provide later would kill a rank.
+        path.write_bytes(bytes(_STRIDE * size))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+
+    def clear(self) -> None:
+        """Forget what was said. Only while no rank writes."""
+        self._memory[:] = bytes(len(self._memory))
+
+    def read(self, size: int | None = None) -> list[Report]:
+        """Return where the first ``size`` ranks (all, where ``None``) are, in rank order."""
+        return [_read(self._memory, rank) for rank in range(self.size if size is None else size)]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._memory.close()
+
+
+def _read(memory: Any, rank: int) -> Report:
+    """Read a line as it was written. A rank that was stopped in the middle of writing is read as it stands."""
+    place = rank * _STRIDE
+    before = b""
+    # The same twice, and whole at the second time: then no writing began before the first was over.
+    for _ in range(_TRIES):
+        line = bytes(memory[place : place + _LINE.size])
+        if line == before and line[:8] == line[-8:]:
+            break
+        before = line
+    _, step, calls, since, code, inside, _ = _LINE.unpack(line)
+    return Report(rank, step, calls, since, PHASES[code], bool(inside))
+
+
+def announce(path: Path, rank: int, watched: bool) -> None:
+    """Let ``here`` find the line of ``rank`` in this process, and in no process that it starts."""
+    os.environ[VARIABLE] = f"{os.getpid()}:{rank}:{int(watched)}:{path}"
+
+
+def here(rank: int = 0, environ: Mapping[str, str] | None = None) -> Status:
+    """Return the status of this process: its line on the board of its parent, or one of its own as ``rank``."""
+    found = _announced(os.environ if environ is None else environ)
+    if found is not None:
+        # Without the file the parent is gone, and nobody reads.
+        with suppress(OSError, ValueError):
+            return Status.open(found[2], found[0])
+    return Status(rank=rank)
+
+
+def watched(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the parent of this process ends a job that makes no progress."""
+    found = _announced(os.environ if environ is None else environ)
+    return found is not None and found[1]
+
+
+def _announced(environ: Mapping[str, str]) -> tuple[int, bool, Path] | None:
+    pid, _, rest = environ.get(VARIABLE, "").partition(":")
+    if pid != str(os.getpid()):
+        return None
+    rank, watched, path = rest.split(":", 2)
+    return int(rank), watched == "1", Path(path)
