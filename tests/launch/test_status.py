@@ -55,9 +55,14 @@ def test_waiting_is_marked_counted_and_added_up(board):
 def test_what_is_done_meanwhile_ends_where_it_began(board):
     status = Status.open(board.path, 0)
     status.at("own code", 5)
-    with pytest.raises(ValueError, match="x"), status.doing("main only"):
-        assert board.read()[0].phase == "main only"
-        raise ValueError("x")
+
+    def fail():
+        with status.doing("main only"):
+            assert board.read()[0].phase == "main only"
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        fail()
     assert (board.read()[0].phase, board.read()[0].step) == ("own code", 5)
 
 

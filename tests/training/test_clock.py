@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kway.launch.status import STEP
 from kway.training.clock import WARM_UP, WINDOW, StepClock
 
 CPU = torch.device("cpu")
@@ -37,6 +38,21 @@ def test_without_a_whole_window_there_is_no_time(now):
         now.s += 1.0
         clock.step()
     assert clock.step_s is None
+
+
+def test_a_rank_says_which_step_it_waits_for_and_which_it_takes():
+    clock, said = StepClock(CPU), []
+
+    def items():
+        for item in "ab":
+            said.append((item, clock.status.report()))
+            yield item
+
+    for item in clock.waited(items(), steps=4):
+        said.append((item, clock.status.report()))
+    assert [(item, report.step, report.phase) for item, report in said] == [
+        ("a", 5, "input"), ("a", 5, STEP), ("b", 6, "input"), ("b", 6, STEP),
+    ]  # fmt: skip
 
 
 def test_waiting_for_data_is_added_up(now):

@@ -74,27 +74,28 @@ class _Watch:
 
     def _run(self) -> None:
         pause = min(_LOOK_S, self._timeout / 4)
-        found: float | None = None
+        since: float | None = None
         while not self._over.wait(pause):
             try:
-                reports = self._look()
+                reports, silent = self._look(), False
             except RuntimeError:
-                # Whoever holds the store is gone or stuck: then only this rank's own line is known.
-                reports = [self._status.report()]
+                reports, silent = [self._status.report()], True
             now = time.monotonic()
             late = behind(reports)
             if late is None or not is_late(late, reports, now, self._timeout):
-                found = None
+                since = None
                 continue
-            found = found or now
-            own, first = (
-                self._world.rank,
-                min(r.rank for r in reports if r.rank != late.rank or len(reports) == 1),
-            )
-            if late.rank == own:
-                self._end(late, reports, now)
-            elif now - found > _GRACE_S + (0 if own == first else _GRACE_S):
-                self._end(late, reports, now, speaks=own == first)
+            since = since or now
+            if self._acts(late, reports, now - since):
+                self._end(late, reports, now, silent and late.waiting)
+                return
+
+    def _acts(self, late: Report, reports: list[Report], known_s: float) -> bool:
+        """Whether this rank ends itself now, ``known_s`` seconds after it knew of the late one."""
+        grace, others = min(_GRACE_S, self._timeout), [r.rank for r in reports if r.rank != late.rank]
+        if late.rank == self._world.rank:
+            return True
+        return known_s > (grace if self._world.rank == min(others) else 2 * grace)
 
     def _look(self) -> list[Report]:
         """Say where this rank is, and read where the others are, on this process's own clock."""
@@ -120,23 +121,25 @@ class _Watch:
         assert self._store is not None
         self._store.set(f"status/{mine.rank}", told)
 
-    def _end(self, late: Report, reports: list[Report], now: float, speaks: bool = True) -> None:
-        """End this process, or interrupt it where it is alone."""
+    def _end(self, late: Report, reports: list[Report], now: float, silent: bool) -> None:
+        """End this process, or interrupt it where it is alone. ``silent``: the store does not answer any more."""
         text = described(late, sorted(reports, key=lambda report: report.rank), now)
-        stack = ""
-        if late.rank == self._world.rank:
+        stack, own = "", self._world.rank
+        if late.rank == own:
             frame = sys._current_frames().get(self._watched.ident or 0)
             lines = traceback.format_stack(frame) if frame is not None else []
             stack = f"Stack of rank {late.rank} (most recent call last):\n{''.join(lines).rstrip()}"
         else:
             text += "; it did not answer: its process is stopped, or stuck outside of Python"
+        if silent:
+            text += "; the store that the ranks share does not answer: look at the process that holds it, mostly rank 0"
         error = StallError(late.rank, 1, text, stack)
         if self._world.size == 1 and self._watched is threading.main_thread():
             self.error = error
             signal.pthread_kill(self._watched.ident or 0, signal.SIGINT)
             if self._over.wait(_GRACE_S):
                 return
-        if speaks:
+        if late.rank == own or own == min(r.rank for r in reports if r.rank != late.rank):
             shown = str(error).removeprefix(stack).lstrip()
             print(*([stack] if stack else []), f"kway: error: {shown}", sep="\n", file=sys.stderr, flush=True)
         for stream in (sys.stdout, sys.stderr):

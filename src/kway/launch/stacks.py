@@ -59,6 +59,7 @@ def readable(dump: str) -> str:
     frames = _FRAME.findall(_THREADS.split(dump)[-1])[::-1]
     while len(frames) > 1 and (frames[0][0].startswith("<") or frames[0][0] in _OWN):
         frames = frames[1:]
+    frames = [frame for frame in frames if not frame[0].startswith("<frozen importlib")]
     lines = []
     for file, number, function in frames:
         lines.append(f'  File "{file}", line {number}, in {function}')

@@ -12,6 +12,8 @@ from kway.units import seconds_text
 
 # What others may wait for as long as it takes.
 _EXEMPT = ("main only",)
+# Starting may take this long whatever the timeout is: imports from a cold disk, the data set, the first rendezvous.
+START_S = 120.0
 
 
 def behind(reports: Sequence[Report], stopped: Collection[int] = ()) -> Report | None:
@@ -35,9 +37,11 @@ def is_late(late: Report, reports: Sequence[Report], now: float, timeout: float)
     """Whether the rank that is ``behind`` has given no sign for ``timeout`` seconds and ought to have.
 
     Work that the others are known to wait for is none of it. What a script does on its own between kway's calls
-    counts only where another rank waits for it.
+    counts only where another rank waits for it. A start gets two minutes in any case.
     """
-    if now - late.since < timeout or late.phase in _EXEMPT:
+    if late.phase in _EXEMPT:
+        return False
+    if now - late.since < (max(timeout, START_S) if late.phase in {"", "start"} else timeout):
         return False
     if late.phase in {"", "own code"}:
         return any(r.waiting or r.phase == "start" for r in reports if r.rank != late.rank)
