@@ -71,14 +71,19 @@ class RankError(KwayError):
         super().__init__(f"rank {rank} failed", cause)
         self.args = (rank, exit_code, cause, traceback)
 
+    @property
+    def headline(self) -> str:
+        """The message without the traceback."""
+        return f"rank {self.rank} failed: {self.cause}"
+
     def __str__(self) -> str:
-        head = f"rank {self.rank} failed: {self.cause}"
-        return f"{self.traceback.rstrip()}\n{head}" if self.traceback else head
+        return f"{self.traceback.rstrip()}\n{self.headline}" if self.traceback else self.headline
 
 
 class StallError(RankError):
     """A rank made no progress for longer than the stall timeout. ``traceback`` is its stack, where it had one."""
 
-    def __str__(self) -> str:
-        head = f"rank {self.rank} {self.cause}"
-        return f"{self.traceback.rstrip()}\n{head}" if self.traceback else head
+    @property
+    def headline(self) -> str:
+        """The message without the stack."""
+        return f"rank {self.rank} {self.cause}"

@@ -74,8 +74,8 @@ class Place:
 
         Inside ranks that are already there, the list holds this rank's result only. ``ranks`` may hold CPU
         ranks that are already started (``launch.local.Ranks``). ``stop``: set when ranks are to stop early.
-        ``apart``: a process of its own also for one device. With ``stall_timeout`` a rank that the others wait for and that makes no progress for so long ends the task with
-        ``StallError``.
+        ``apart``: a process of its own also for one device. With ``stall_timeout`` a rank that the others wait for
+        and that makes no progress for so long ends the task with ``StallError``.
         """
         emit, stop = on_event or _ignore, stop or StopRequest()
         if self.joined is not None:

@@ -55,11 +55,7 @@ def run_again(
             where = without(where, error.rank, shards)
             devices = f"{left} device{'' if left == 1 else 's'}"
             notices.append(
-                f"restarted on {devices} ({', '.join(where.plan.device_set)}): {_first_line(error)}"
+                f"restarted on {devices} ({', '.join(where.plan.device_set)}): {error.headline.splitlines()[0]}"
             )
             tell({"event": "warning", "text": notices[-1]})
     raise AssertionError("the last try returns or raises")
-
-
-def _first_line(error: RankError) -> str:
-    return f"rank {error.rank} failed: {error.cause.splitlines()[0] if error.cause else 'no cause'}"

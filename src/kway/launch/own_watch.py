@@ -140,8 +140,13 @@ class _Watch:
             if self._over.wait(_GRACE_S):
                 return
         if late.rank == own or own == min(r.rank for r in reports if r.rank != late.rank):
-            shown = str(error).removeprefix(stack).lstrip()
-            print(*([stack] if stack else []), f"kway: error: {shown}", sep="\n", file=sys.stderr, flush=True)
+            print(
+                *([stack] if stack else []),
+                f"kway: error: {error.headline}",
+                sep="\n",
+                file=sys.stderr,
+                flush=True,
+            )
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

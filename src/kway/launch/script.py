@@ -52,7 +52,7 @@ def launch(
             [shared | variables for variables in own],
             echo=to_parent(size) if echo is True else echo or None,
             logs=logs,
-            folder=folder,
+            folders=[folder],
         )
         watch = None if stall_timeout is None else StallWatch(board, crew.pids, folder, stall_timeout)
         with _ended(crew) as fail:
