@@ -17,13 +17,13 @@ from torch import nn
 
 import kway
 from kway.cli.main import main
-from kway.errors import StallError, UsageError
+from kway.errors import MispairedError, StallError, UsageError
 from kway.launch.address import listening_socket, rank_variables
 from kway.launch.local import Ranks
 from kway.launch.own_watch import watching
 from kway.launch.script import launch
 from kway.launch.stacks import readable
-from kway.launch.stall import behind, described, is_late
+from kway.launch.stall import behind, check_together, described, is_late, left_out
 from kway.launch.status import STEP, Report
 from kway.world import World
 
@@ -62,6 +62,30 @@ def test_a_stopped_rank_is_the_late_one_of_those_inside_the_same_collective():
     assert behind(both, {0}).rank == 0
     # But not one that has come further than another.
     assert behind([report(0, calls=6), report(1)], {1}).rank == 0
+
+
+def test_a_rank_that_left_is_told_from_one_that_may_still_come():
+    left, waits = report(0, phase="idle", calls=7), report(1, waiting=True, calls=8, since=100.0)
+    assert left_out([left, waits], now=106.0) == left
+    assert left_out([left, waits], now=104.0) is None
+    assert left_out([left, report(1, calls=8)], now=106.0) is None
+    # The other one has opened a new session, where its collectives are counted from 1.
+    assert left_out([left, report(1, phase="start", waiting=True, calls=1)], now=106.0) is None
+    assert described(left, [left, waits], now=106.0).startswith("left after step 3 at ")
+
+
+def test_ranks_that_wait_at_different_places_will_never_meet():
+    saves, steps = report(0, phase="save", waiting=True), report(1, step=4, waiting=True)
+    with pytest.raises(
+        MispairedError, match="rank 0 at step 3, save, inside a collective; rank 1 at step 4, reduce"
+    ):
+        check_together([saves, steps], now=106.0)
+    check_together([saves, steps], now=104.0)
+    check_together([report(0, waiting=True), report(1, waiting=True)], now=900.0)
+    # One of them is still on its way out of the collective before.
+    check_together([saves, report(1, step=4, calls=8, waiting=True)], now=900.0)
+    check_together([saves, report(1, step=4)], now=900.0)
+    check_together([saves, report(1, phase="idle")], now=900.0)
 
 
 def test_without_work_nobody_is_late():

@@ -237,6 +237,8 @@ class Session:
     def close(self) -> None:
         """End loader workers and take kway's changes off the model."""
         self._end_saving()
+        # What it has taken counts now, not what it had begun to read.
+        self._status.at("own code", self.steps)
         self._loader.close()
         if self._held is not None:
             self._held.close()

@@ -108,7 +108,7 @@ class Ranks:
                 self._tasks += 1
                 watch = self._watch(crew, size, stall_timeout)
                 for rank in range(size):
-                    crew.send(rank, Task(self._tasks, size, call, watch is not None))
+                    crew.send(rank, Task(self._tasks, size, call, stall_timeout is not None))
                 return self._collect(crew, size, on_event, limit, stop or StopRequest(), watch)
         except BaseException:
             self.close(kill=True)
@@ -138,11 +138,9 @@ class Ranks:
             self._folder = Path(tempfile.mkdtemp(prefix="kway-"))
         return self._folder
 
-    def _watch(self, crew: Crew, size: int, timeout: timedelta | None) -> StallWatch | None:
-        if self._board is not None:
-            self._board.clear()
-        if timeout is None or self._board is None:
-            return None
+    def _watch(self, crew: Crew, size: int, timeout: timedelta | None) -> StallWatch:
+        assert self._board is not None
+        self._board.clear()
         return StallWatch(self._board, crew.pids[:size], self._own_folder(), timeout)
 
     def _start(self) -> Crew:
@@ -187,7 +185,7 @@ class Ranks:
         on_event: Callable[[Any], None] | None,
         limit: timedelta | None,
         stop: StopRequest,
-        watch: StallWatch | None,
+        watch: StallWatch,
     ) -> list[Any]:
         """Wait for all results; raise the first failure in time."""
         results: dict[int, Any] = {}
@@ -211,8 +209,7 @@ class Ranks:
                 raise failure.to_error(found)
             else:
                 self._check_time(time.monotonic() - started, size, results, limit)
-                if watch is not None:
-                    watch.look(crew.note)
+                watch.look(crew.note)
         crew.drain()
         return [results[rank] for rank in range(size)]
 

@@ -54,12 +54,20 @@ def launch(
             logs=logs,
             folders=[folder],
         )
-        watch = None if stall_timeout is None else StallWatch(board, crew.pids, folder, stall_timeout)
+        watch = StallWatch(board, crew.pids, folder, stall_timeout)
         with _ended(crew) as fail:
             for rank in range(size):
                 crew.send(
                     rank,
-                    Script(rank, target, module, tuple(arguments), SOURCES, str(folder), watch is not None),
+                    Script(
+                        rank,
+                        target,
+                        module,
+                        tuple(arguments),
+                        SOURCES,
+                        str(folder),
+                        stall_timeout is not None,
+                    ),
                 )
             _wait(crew, fail, watch)
 
@@ -108,7 +116,7 @@ def _folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch | None) -> None:
+def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch) -> None:
     left: list[int] = []
     messages = crew.listen()
     for rank, kind, value in messages:
@@ -123,6 +131,6 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch | None) -> 
                 found = failure.of_exit_status(left[0], 0)
             fail(found.rank)
             raise failure.to_error(found)
-        elif kind == "quiet" and watch is not None:
+        elif kind == "quiet":
             watch.look(crew.note)
     crew.drain()

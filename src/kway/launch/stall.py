@@ -1,11 +1,12 @@
 """Which rank the others wait for, and when it has kept them waiting for too long."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from kway.errors import StallError
+from kway.errors import MispairedError, StallError
 from kway.launch import stacks
 from kway.launch.status import Board, Report
 from kway.units import seconds_text
@@ -14,6 +15,8 @@ from kway.units import seconds_text
 _EXEMPT = ("main only",)
 # Starting may take this long whatever the timeout is: imports from a cold disk, the data set, the first rendezvous.
 START_S = 120.0
+# A rank that has left, and one that waits for it in vain: so long, in case it is still inside the last collective.
+LEFT_S = 5.0
 
 
 def behind(reports: Sequence[Report], stopped: Collection[int] = ()) -> Report | None:
@@ -30,6 +33,37 @@ def behind(reports: Sequence[Report], stopped: Collection[int] = ()) -> Report |
     return min(
         [report for report in reports if report.phase == "idle"] if left_out else there,
         key=lambda r: (bool(r.phase), r.step, r.calls, r.rank not in stopped, r.waiting, r.since, r.rank),
+    )
+
+
+def left_out(reports: Sequence[Report], now: float) -> Report | None:
+    """Return a rank that has left while another waits in a collective that it never began, or ``None``.
+
+    No time will end that. A rank that waits in a new session has begun fewer collectives there than the one that
+    left took part in before: that one may still come.
+    """
+    gone = [report for report in reports if report.phase == "idle"]
+    waits = [r for r in reports if r.waiting and r.phase != "idle" and now - r.since > LEFT_S]
+    return next((late for late in gone if any(r.calls > late.calls for r in waits)), None)
+
+
+def check_together(reports: Sequence[Report], now: float) -> None:
+    """Raise ``MispairedError`` where all ranks wait, in collectives that do not belong together.
+
+    No time will end that either: as many collectives were begun, and yet they are at different places.
+    """
+    there = [report for report in reports if report.phase != "idle"]
+    if len(there) < 2 or not all(report.waiting and now - report.since > LEFT_S for report in there):
+        return
+    if len({r.calls for r in there}) > 1 or len({(r.step, r.phase) for r in there}) == 1:
+        return
+    where: dict[str, list[int]] = {}
+    for report in there:
+        where.setdefault(f"at step {report.step}, {report.doing}", []).append(report.rank)
+    raise MispairedError(
+        "; ".join(f"{names(ranks)} {place}" for place, ranks in where.items()),
+        "ranks wait for each other in calls that do not belong together",
+        "look for a call, like save or evaluate, that only some ranks make: all must, in the same order",
     )
 
 
@@ -53,6 +87,8 @@ def described(late: Report, reports: Sequence[Report], now: float) -> str:
     when = (datetime.now().astimezone() - timedelta(seconds=now - late.since)).strftime("%H:%M:%S")
     what = f"step {late.step}, {late.doing}" if late.phase else "it has not come to kway's part of the script"
     text = f"is late: {what}, no progress since {when} ({seconds_text(now - late.since)})"
+    if late.phase == "idle":
+        text = f"left after step {late.step} at {when}, though others wait for it"
     others = [report for report in reports if report.rank != late.rank]
     if not others:
         return text
@@ -72,13 +108,13 @@ def names(ranks: Sequence[int]) -> str:
 class StallWatch:
     """Looks at the board of ranks that are children of this process. ``pids``: theirs, by rank.
 
-    ``timeout``: how long the rank that is behind may go without a sign. ``folder``: where ranks answer when they are
-    asked for their stacks.
+    ``timeout``: how long the rank that is behind may go without a sign (``None``: as long as it likes, and only a
+    rank that has left is told of). ``folder``: where ranks answer when they are asked for their stacks.
     """
 
-    def __init__(self, board: Board, pids: Sequence[int], folder: Path, timeout: timedelta) -> None:
+    def __init__(self, board: Board, pids: Sequence[int], folder: Path, timeout: timedelta | None) -> None:
         self._board, self._pids, self._folder = board, pids, folder
-        self._timeout = timeout.total_seconds()
+        self._timeout = math.inf if timeout is None else timeout.total_seconds()
         self._look_s = min(1.0, self._timeout / 10)
         self._looked = self._begun = 0.0
 
@@ -94,6 +130,10 @@ class StallWatch:
         reports = self._board.read(len(self._pids))
         if not any(report.phase for report in reports):
             return
+        check_together(reports, now)
+        left = left_out(reports, now)
+        if left is not None:
+            raise StallError(left.rank, 1, described(left, reports, now))
         self._begun = self._begun or now
         # A rank that has said nothing yet has had time since another one did.
         reports = [r if r.phase else Report(r.rank, 0, 0, self._begun, "", False) for r in reports]

@@ -88,6 +88,11 @@ class Status:
         """Give a sign of life: something got done, though the phase goes on."""
         self._write(time.monotonic())
 
+    def end(self) -> None:
+        """Have no work any more. Where the line says so already it stays: what was done last stands there."""
+        if self.report().phase != "idle":
+            self.at("idle")
+
     @contextmanager
     def doing(self, phase: str) -> Iterator[None]:
         """Be at ``phase`` while open, then again at what was before."""

@@ -115,7 +115,7 @@ class _Group:
             device_id=torch.device(setup.device) if setup.backend == "nccl" else None,
         )
         yield
-        status.at("idle")
+        status.end()
         # A rank that is done must not take its connections away while others still make theirs, or work. A
         # collective would have a time limit; the last rank may have hours of work left.
         if store.add("done", 1) == size:
@@ -155,7 +155,7 @@ def _run(setup: Setup, task: Task, group: _Group | None, line: Lifeline, stop: S
     with group.task(task.number, task.size, status, task.watched) if group else contextlib.nullcontext():
         result = function(context, *arguments)
         payload = dump_value("the result of a rank", result, Path(setup.folder))
-    status.at("idle")
+    status.end()
     return payload
 
 

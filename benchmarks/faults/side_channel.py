@@ -1,0 +1,122 @@
+"""Count what ranks spend on saying where they are, and on comparing their collectives, by step of LeNet.
+
+Every call of the side channel and of the fingerprint is timed where it happens, the timer's own cost included, in
+runs that alternate with runs without timers, whose step it is compared with. Prints one JSON object; exit code 1
+above the bar.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial, wraps
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+import kway
+from kway.comm.trace import Trace
+from kway.jobs.place import Place, place
+from kway.launch.status import Status
+from kway.step.core import StepCore
+from kway.training.loop import Loop
+from kway.training.spec import TrainSpec
+from kway.training.straggler import OwnWork
+from kway.zoo import lenet
+
+BAR = 0.005
+BATCH, STEPS = 256, 100
+PARTS: dict[str, list[tuple[type, str]]] = {
+    "status": [(Status, "at"), (Status, "beat"), (Status, "_enter"), (Status, "_leave")],
+    "own work": [(OwnWork, "begin"), (OwnWork, "end")],
+    "fingerprint": [(Trace, "note"), (Trace, "take"), (StepCore, "mispaired")],
+}
+
+
+def job() -> kway.Job:
+    """Make the job: random images, an epoch of STEPS batches."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(BATCH * STEPS, 1, 28, 28, generator=generator)
+    labels = torch.randint(10, (BATCH * STEPS,), generator=generator)
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    model = partial(lenet.build, (1, 28, 28), 10)
+    return kway.Job(
+        model=model, loss=nn.CrossEntropyLoss(), optimizer=sgd, data=(images, labels), batch_size=BATCH
+    )
+
+
+def timed(times: list[float], counts: list[int], part: int, function: Callable[..., Any]) -> Any:
+    """Add the outermost calls of a function up."""
+
+    @wraps(function)
+    def inner(*arguments: Any, **options: Any) -> Any:
+        if counts[-1]:
+            return function(*arguments, **options)
+        counts[-1] = 1
+        begun = time.perf_counter()
+        try:
+            return function(*arguments, **options)
+        finally:
+            times[part] += time.perf_counter() - begun
+            counts[part] += 1
+            counts[-1] = 0
+
+    return inner
+
+
+def measure(context: Any, spec: TrainSpec, rounds: int) -> dict[str, Any]:
+    """Train several times on one rank, in turn without and with timers."""
+    plain, seconds, calls = [], dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+    for number in range(2 * rounds):
+        times, counts = [0.0] * len(PARTS), [0] * (len(PARTS) + 1)
+        kept = [(owner, name, getattr(owner, name)) for pairs in PARTS.values() for owner, name in pairs]
+        if number % 2:
+            for part, pairs in enumerate(PARTS.values()):
+                for owner, name in pairs:
+                    setattr(owner, name, timed(times, counts, part, getattr(owner, name)))
+        try:
+            module = spec.job.model()
+            record = Loop(context.world, spec, module, context.emit, status=context.status).run()
+        finally:
+            for owner, name, function in kept:
+                setattr(owner, name, function)
+        if not number % 2:
+            plain.append(record.measured_step_s)
+            continue
+        for part, name in enumerate(PARTS):
+            seconds[name] += times[part] / record.steps / rounds
+            calls[name] += counts[part] / record.steps / rounds
+    return {"step_s": median(plain), "steps_s": plain, "inside_s": seconds, "calls": calls}
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--devices", default="cpu:2", help="a device set (default cpu:2)")
+    parser.add_argument("--exactness", default="math", help="math or bits (default math)")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each kind (default 5)")
+    options = parser.parse_args()
+    where: Place = place(options.devices, "data", options.exactness)
+    with tempfile.TemporaryDirectory() as folder:
+        spec = TrainSpec(job=job(), plan=where.plan, folder=str(Path(folder)), epochs=1)
+        ranks = where.run(measure, spec, options.rounds)
+    fractions = [sum(rank["inside_s"].values()) / rank["step_s"] for rank in ranks]
+    result = {
+        "work": f"LeNet, batch {BATCH}, {options.exactness}",
+        "devices": where.plan.device_set,
+        "torch": torch.__version__,
+        "fraction": max(fractions),
+        "bar": BAR,
+        "ranks": ranks,
+    }
+    print(json.dumps(result, indent=2))
+    return int(max(fractions) > BAR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Ranks that wait for one that will not come: the job ends soon, and says which."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.errors import MispairedError, StallError
+from kway.launch.local import Ranks
+
+
+def job_of():
+    return kway.Job(
+        model=partial(nn.Linear, 1, 1), loss=nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(torch.ones(6, 1), torch.ones(6, 1)), batch_size=2,
+    )  # fmt: skip
+
+
+def loop(context, job, most):
+    """A user's loop that takes another number of batches on each rank."""
+    with kway.parallel(job, strategy="data") as p:
+        for batch in p.batches(0):
+            if p.steps == most[p.rank]:
+                break
+            p.step(batch)
+
+
+@pytest.mark.starts
+@pytest.mark.usefixtures("leftovers")
+@pytest.mark.parametrize("most", [(2, 3), (0, 3)], ids=["2-and-3", "0-and-3"])
+def test_h01_a_rank_with_fewer_batches_is_named_with_both_counts(most):
+    said = rf"rank 0 left after step {most[0]} at .*; rank 1 at step {most[0] + 1}, reduce"
+    with Ranks(["cpu"] * 2, threads=1, echo=False) as ranks, pytest.raises(StallError, match=said):
+        ranks.run(loop, job_of(), most)
+
+
+@pytest.mark.starts
+@pytest.mark.usefixtures("leftovers")
+def test_h05_a_save_on_the_main_rank_alone_is_an_error(tmp_path):
+    def saves(context, job):
+        with kway.parallel(job, strategy="data") as p:
+            for batch in p.batches(0):
+                p.step(batch)
+                if p.is_main:
+                    p.save(tmp_path)
+
+    with Ranks(["cpu"] * 2, threads=1, echo=False) as ranks, pytest.raises(MispairedError) as caught:
+        ranks.run(saves, job_of())
+    assert str(caught.value).startswith(
+        "rank 0 at step 1, save, inside a collective; rank 1 at step 2, reduce: "
+    )
+    assert not list(tmp_path.iterdir())
