@@ -38,7 +38,8 @@ MUTATORS = {
 }  # fmt: skip
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
-    "DataError", "RefusedError", "RankError", "NonFiniteError", "MispairedError", "StoppedError", "__version__",
+    "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
+    "__version__",
 }  # fmt: skip
 
 Problems = list[str]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         NonFiniteError,
         RankError,
         RefusedError,
+        StallError,
         StoppedError,
         UsageError,
     )
@@ -32,6 +33,7 @@ _HOMES = {
     "NonFiniteError": "errors",
     "RankError": "errors",
     "RefusedError": "errors",
+    "StallError": "errors",
     "StoppedError": "errors",
     "UsageError": "errors",
     "Job": "job",
@@ -52,6 +54,7 @@ __all__ = [
     "NonFiniteError",
     "RankError",
     "RefusedError",
+    "StallError",
     "StoppedError",
     "UsageError",
     "__version__",

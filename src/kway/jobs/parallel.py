@@ -197,9 +197,12 @@ class Session:
         ``epoch`` and ``step``: the batch that comes next. What keeps it from being written is warned about, and the
         next one is tried again. Raises ``UsageError`` for state that cannot be stored.
         """
+        with self._status.doing("save"):
+            self._checkpoint(Path(folder), epoch, step)
+
+    def _checkpoint(self, place: Path, epoch: int, step: int) -> None:
         self.engine.equalise()
         if self.is_main:
-            place = Path(folder)
             if self._writer is None or self._writer.folder != place:
                 self._end_saving()
                 self._writer = Writer(place)
