@@ -33,7 +33,8 @@ class World:
 class StopRequest:
     """Whether this process was asked to stop its work at the next good moment. ``by``: the signal's name, or ``""``.
 
-    Set by a signal handler or another thread, read by the work.
+    Set by a signal handler or another thread, read by the work. ``task``: the task of kept ranks that it is for.
     """
 
     by: str = ""
+    task: int = 0

@@ -109,7 +109,7 @@ def test_at_size_1_the_model_is_touched_no_more_than_without_a_layout(axis):
 
 
 def open_step_close(context, layout, level):
-    from kway.training.loop import training_parts
+    from kway.training.parts import training_parts
 
     torch.manual_seed(0)
     model = net()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import kway
-from kway.training.loop import training_parts
+from kway.training.parts import training_parts
 
 pytestmark = pytest.mark.gpu
 

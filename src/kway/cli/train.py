@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         progress.close()
     saved = result.record.checkpoints
-    lost = saved is not None and saved["failed"] and not saved["saved"]
+    lost = saved is not None and saved["failed"] and not [*(folder / "checkpoints").glob("step-*")]
     if args.json:
         print(result.record.to_json())
         return int(bool(lost))

@@ -1,5 +1,6 @@
 """``kway.parallel``: a user's own loop on any number of devices."""
 
+import math
 import sys
 import warnings
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.checkpoints.reading import open_checkpoint
+from kway.checkpoints.reading import Checkpoint, open_checkpoint
 from kway.checkpoints.writer import Writer
 from kway.comm.turns import Turns
 from kway.data.loader import Share
-from kway.errors import UsageError
+from kway.data.streams import StreamOrder
+from kway.errors import NonFiniteError, UsageError
 from kway.job import Job
 from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
@@ -26,9 +28,9 @@ from kway.step.core import Outcome
 from kway.step.deterministic import bits_hold_within
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
-from kway.training.facts import check_within, facts_of
-from kway.training.loop import training_parts
-from kway.training.saving import Position, snapshot
+from kway.training.facts import check_options, check_within, facts_of, resumed_notices
+from kway.training.parts import training_parts
+from kway.training.saving import Position, options_of, snapshot
 from kway.training.weights import save_weights
 from kway.units import duration
 from kway.world import World
@@ -98,7 +100,9 @@ class Session:
         self._held = None if held is None else self.engine.loader(held)
         self.steps = 0
         self._where, self._facts = where, facts_of(job, train, where.plan)
+        self._options = options_of(self.engine)
         self._writer: Writer | None = None
+        self._health = torch.zeros((), device=self.engine.device)
         self._status.at("own code")
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Share]:
@@ -120,6 +124,8 @@ class Session:
         outcome: Outcome = self.engine.step(share, self.steps)
         self._status.at("own code")
         self.steps += 1
+        # NaN from the first loss on that is no number; nothing is waited for.
+        self._health = self._health + outcome.loss.detach() * 0
         return outcome.loss
 
     def evaluate(self) -> dict[str, float]:
@@ -191,23 +197,30 @@ class Session:
             raise failed
         return path
 
-    def checkpoint(self, folder: Path | str, epoch: int, step: int = 0) -> None:
+    def checkpoint(self, folder: Path | str, epoch: int, step: int = 0, keep: int | None = None) -> None:
         """Start to save all that the next step depends on as ``folder``/step-N; training can go on at once.
 
-        ``epoch`` and ``step``: the batch that comes next. What keeps it from being written is warned about, and the
-        next one is tried again. Raises ``UsageError`` for state that cannot be stored.
+        ``epoch`` and ``step``: the batch that comes next. ``keep``: the newest that stay. What keeps it from being
+        written is warned about, and the next one is tried again. Raises ``NonFiniteError`` where a loss was no number,
+        and ``UsageError`` for state that cannot be stored.
         """
         with self._status.doing("save"):
-            self._checkpoint(Path(folder), epoch, step)
+            self._checkpoint(Path(folder), epoch, step, keep)
 
-    def _checkpoint(self, place: Path, epoch: int, step: int) -> None:
+    def _checkpoint(self, place: Path, epoch: int, step: int, keep: int | None) -> None:
+        if not math.isfinite(float(self._health)):
+            raise NonFiniteError(
+                f"a loss since the last checkpoint, up to step {self.steps}, is no number",
+                "nothing is saved over",
+                "go on from the last checkpoint with a lower learning rate, or clip gradients",
+            )
         self.engine.equalise()
         if self.is_main:
             if self._writer is None or self._writer.folder != place:
                 self._end_saving()
-                self._writer = Writer(place)
+                self._writer = Writer(place, keep)
             position = Position(self.steps, epoch, step)
-            self._writer.save(snapshot(self.engine, position, self.plan, self._facts, {}))
+            self._writer.save(snapshot(self.engine, position, self.plan, self._facts, self._options, {}))
             self._warn()
 
     def resume(self, folder: Path | str) -> Position:
@@ -216,7 +229,9 @@ class Session:
         Returns the epoch and the step in it of the batch that comes next. Raises ``UsageError`` that lists what
         differs where it is of another job.
         """
-        path, lines = on_main(self._where, lambda: find(None, Path(folder), self._facts, self.model, True))
+        path, lines = on_main(
+            self._where, lambda: find(None, Path(folder), self._facts, self.model, self._fits, True)
+        )
         for line in lines:
             self.print(f"kway: {line}", file=sys.stderr)
         if path is None:
@@ -226,7 +241,13 @@ class Session:
         check_within(checkpoint, within if self.plan.exactness == "bits" else None)
         self.engine.restore(checkpoint)
         self.steps = checkpoint.step
+        streams = isinstance(self._loader.parts.order, StreamOrder)
+        for line in resumed_notices(checkpoint, self.plan, streams):
+            self.print(f"kway: {line}", file=sys.stderr)
         return Position(self.steps, checkpoint.epoch, checkpoint.part("run")["step_of_epoch"])
+
+    def _fits(self, checkpoint: Checkpoint) -> None:
+        check_options(checkpoint, self._options)
 
     def _end_saving(self) -> None:
         if self._writer is not None:

@@ -26,7 +26,7 @@ from kway.records import Proof
 from kway.step.build import build
 from kway.strategies.layout import check_level, check_model, fit, named_sizes, title
 from kway.strategies.levels import DEFAULT_SHARDS
-from kway.training.loop import training_parts
+from kway.training.parts import training_parts
 from kway.training.spec import positive
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kway.errors import RankError, UsageError
+from kway.errors import RankError, StallError, UsageError
 from kway.jobs.place import Place, choose, rank_threads
+from kway.world import StopRequest
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,34 @@ class Restarts:
         for what, value, smallest in (("max_restarts", self.most, 0), ("min_devices", self.least, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
                 raise UsageError(f"{what}={value!r}", f"it must be a whole number of at least {smallest}")
+
+    def check(self, devices: int, joined: bool) -> None:
+        """Raise ``UsageError`` where no restart could ever be on ``devices`` devices."""
+        if self.most and joined:
+            raise UsageError(
+                f"max_restarts={self.most} inside ranks that another launcher started",
+                "only who starts the ranks can start them again",
+                "use that launcher's own, with resume=True",
+            )
+        if self.most and devices - 1 < self.least:
+            raise UsageError(
+                f"max_restarts={self.most} on {devices} of at least {self.least} devices",
+                "without the device of a rank that dies too few are left",
+                "use more devices, or a smaller min_devices",
+            )
+
+
+def _is_death(error: RankError) -> bool:
+    """Whether a rank was ended from outside, as far as can be told: without a traceback, late, or by its device."""
+    signs = (
+        "CUDA error",
+        "NCCL",
+        "AcceleratorError",
+        "Connection closed",
+        "connection closed",
+        "Connection reset",
+    )
+    return isinstance(error, StallError) or not error.traceback or any(sign in error.cause for sign in signs)
 
 
 def without(where: Place, rank: int, shards: int) -> Place:
@@ -38,11 +67,13 @@ def run_again(
     restarts: Restarts,
     shards: int,
     tell: Callable[[dict[str, Any]], None],
+    stop: StopRequest,
 ) -> tuple[list[Any], Place, list[str]]:
     """Call ``once(place, number)`` until it ends well; return its results, where they came from, and notices.
 
-    ``number`` counts the restarts from 0. Only what ends a rank leads to another try, not kway's own errors: a job
-    that cannot work would fail again. Raises the ``RankError`` that was one too many, or left too few devices.
+    ``number`` counts the restarts from 0. A rank that died, stalled or lost its device leads to another try; what the
+    user's code raises would be raised again, and so would kway's own errors. Nothing is started once ``stop`` is
+    set. Raises the ``RankError`` that was one too many, or left too few devices.
     """
     notices: list[str] = []
     for number in range(restarts.most + 1):
@@ -50,7 +81,7 @@ def run_again(
             return once(where, number), where, notices
         except RankError as error:
             left = where.plan.devices - 1
-            if number == restarts.most or left < restarts.least:
+            if number == restarts.most or left < restarts.least or stop.by or not _is_death(error):
                 raise
             where = without(where, error.rank, shards)
             devices = f"{left} device{'' if left == 1 else 's'}"

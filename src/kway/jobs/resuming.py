@@ -1,7 +1,7 @@
 """Which checkpoint a run goes on from."""
 
-import shutil
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import nn
 from kway.checkpoints.manifest import MANIFEST
 from kway.checkpoints.reading import Checkpoint, newest, open_checkpoint
 from kway.errors import UsageError
+from kway.records import write_atomically
 from kway.step.build import check_names
 from kway.training.facts import check_facts
 from kway.training.saving import FOLDER
@@ -33,13 +34,14 @@ def find(
     resume: bool | Path | str,
     facts: Mapping[str, Any],
     model: nn.Module,
+    check: Callable[[Checkpoint], None],
     lenient: bool = False,
 ) -> tuple[Path | None, list[str]]:
     """Return the folder of the checkpoint to go on from, or ``None``, and lines for the user.
 
     ``resume``: ``False``; ``True`` for the newest complete one of ``out``; or a path: a checkpoint, a run's folder
     or its folder of checkpoints, which need not be there where ``lenient``. Raises ``UsageError`` for one that is
-    not whole or does not fit.
+    not whole or does not fit, and what ``check`` raises.
     """
     if resume is False:
         return None, []
@@ -59,12 +61,27 @@ def find(
     if checkpoint is None:
         return None, [*told, f"no complete checkpoint in {place}: the run starts anew"]
     check_facts(checkpoint, facts)
+    check(checkpoint)
     check_names(model, checkpoint.weights(), f"of checkpoint {checkpoint.path}")
     return checkpoint.path.resolve(), told
 
 
-def bring_best(checkpoint: Path, folder: Path) -> None:
-    """Copy the best weights of the run that a checkpoint is of, where this run has another folder."""
-    best = checkpoint.parent.parent / BEST
-    if best.is_file() and not (folder / BEST).exists():
-        shutil.copyfile(best, folder / BEST)
+def bring_best(checkpoint: Path, folder: Path) -> list[str]:
+    """Copy the best weights of the run that a checkpoint is of into the folder of this run, if they are those that the
+    checkpoint speaks of. Returns lines for the user.
+    """
+    validation = open_checkpoint(checkpoint).part("run").get("validation") or {}
+    best = validation.get("best")
+    if best is None or (folder / BEST).exists():
+        return []
+    source = checkpoint.parent.parent / BEST
+    try:
+        content = source.read_bytes()
+    except OSError:
+        content = b""
+    if hashlib.sha256(content).hexdigest() == validation.get("best_sha256"):
+        write_atomically(folder / BEST, content)
+        return []
+    return [
+        f"the best weights up to then, of step {best['step']}, are not in {source} any more: best begins anew"
+    ]

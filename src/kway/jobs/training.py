@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from kway.checkpoints.reading import Checkpoint
 from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.folder import claimed
@@ -24,8 +26,9 @@ from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
-from kway.training.facts import facts_of
-from kway.training.loop import Loop, training_parts
+from kway.training.facts import check_length, facts_of
+from kway.training.loop import Loop
+from kway.training.parts import training_parts
 from kway.training.saving import FOLDER
 from kway.training.spec import TrainSpec, interval, saving_interval
 from kway.training.validation import BEST, known_figure
@@ -131,11 +134,16 @@ def train(
     )
     check_saving(out, checkpoint_every, keep, resume)
     restarts = Restarts(max_restarts, min_devices)
+    restarts.check(where.plan.devices, where.joined is not None)
     parts, _ = training_parts(job)
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
     spec = replace(spec, facts=facts_of(job, parts, where.plan))
-    found, told = on_main(where, lambda: find(out, resume, spec.facts, model))
+
+    def long_enough(checkpoint: Checkpoint) -> None:
+        check_length(checkpoint, epochs, steps)
+
+    found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
     spec = replace(spec, resume=None if found is None else str(found))
     listeners = list(callbacks)
 
@@ -147,7 +155,7 @@ def train(
     with ExitStack() as stack:
         folder = _folder(stack, where, out, resume)
         if found is not None and where.is_main:
-            bring_best(found, folder)
+            told += bring_best(found, folder)
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
         spec = replace(spec, job=sent, folder=str(folder))
@@ -157,9 +165,12 @@ def train(
         def once(where: Place, number: int) -> list[Any]:
             now = spec
             if number:
-                newer, _ = find(folder, True, spec.facts, model)
+                newer, lines = find(folder, True, spec.facts, model, long_enough)
                 now = replace(spec, plan=where.plan, resume=str(newer) if newer is not None else spec.resume)
-            logs = _made(folder / "logs", number) if out is not None else None
+                for line in [*lines, f"goes on from {now.resume or 'the beginning'}"]:
+                    told.append(line)
+                    tell({"event": "warning", "text": line})
+            logs = _made(folder / "logs") if out is not None else None
             # On one device that is left a process of its own is started too: what killed the rank may come again.
             return where.run(
                 run_rank,
@@ -175,7 +186,7 @@ def train(
 
         if started:
             with asked_to_stop(stop) if out is not None else nullcontext():
-                results, where, more = run_again(where, once, restarts, shards, tell)
+                results, where, more = run_again(where, once, restarts, shards, tell, stop)
             told = [*told, *more]
         else:
             results = where.run(run_rank, spec, model, on_event=tell, ranks=ranks, stall_timeout=stall)
@@ -183,10 +194,7 @@ def train(
         record, average = results[0]
         record = replace(record, notices=[*where.notices, *told, *record.notices])
         if out is not None and where.is_main:
-            from kway.report.curves import draw
-
-            record.save(folder)
-            draw(record, folder / "curves.png")
+            _keep(record, folder)
         if started:
             model = cast(model, precision_of(job.precision).floating)
             load_tensors(model, read_tensors(folder / "weights.safetensors"), "of the run")
@@ -203,13 +211,23 @@ def run_rank(
     """
     module = build(spec.job) if model is None else model
     loop = Loop(context.world, spec, module, context.emit, context.stop, context.status)
-    with asked_to_stop(context.stop) if spec.is_kept else nullcontext():
+    # What kway started is ended by whoever started it.
+    ends = context.world.origin != "local"
+    with asked_to_stop(context.stop, ends) if spec.is_kept else nullcontext():
         return loop.run(), None if model is None else loop.average
 
 
-def _made(folder: Path, restart: int) -> Path:
-    """Make the folder of the logs: each start has its own."""
-    chosen = folder / f"restart-{restart}" if restart else folder
+def _keep(record: Training, folder: Path) -> None:
+    from kway.report.curves import draw
+
+    record.save(folder)
+    draw(record, folder / "curves.png")
+
+
+def _made(folder: Path) -> Path:
+    """Make the folder for the logs of a start: the first, and those of each restart and resume, stay."""
+    starts = (folder if number == 1 else folder / f"start-{number}" for number in count(1))
+    chosen = next(path for path in starts if not (path / "rank-0.log").exists())
     chosen.mkdir(parents=True, exist_ok=True)
     return chosen
 
@@ -225,7 +243,13 @@ def _figure(job: Job, what: str, name: str | None) -> str | None:
     return name
 
 
+def _ways(path: Path | str) -> list[Path]:
+    whole = Path(path).resolve()
+    return [whole, *whole.parents]
+
+
 def _folder(stack: ExitStack, where: Place, out: Path | str | None, resume: bool | Path | str) -> Path:
     """Claim the folder once for all ranks. A run that goes on finds there what it left."""
-    others = () if resume else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", FOLDER)
+    own = resume is True or (resume is not False and out is not None and Path(out).resolve() in _ways(resume))
+    others = () if own else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", FOLDER)
     return Path(on_main(where, lambda: str(stack.enter_context(claimed(out, "train.json", others)))))

@@ -81,7 +81,7 @@ def _wait(parent: int) -> list[bytes] | None:
 
 def main() -> None:
     """Watch; the arguments of the process are the parent's id and the mark."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     messages = _wait(int(sys.argv[1]))
     if messages is None:

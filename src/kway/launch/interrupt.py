@@ -50,26 +50,32 @@ def signals_raise() -> Iterator[None]:
 
 
 class _Take:
-    """Takes the first signal as a wish; the next one ends the process."""
+    """Takes the first signal as a wish; one that comes much later ends the process where ``ends``."""
 
-    def __init__(self, stop: StopRequest) -> None:
-        self._stop = stop
+    def __init__(self, stop: StopRequest, ends: bool) -> None:
+        self._stop, self._ends = stop, ends
+        self._first: float | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._stop.by:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+            # The wish may have come another way before, for the same reason.
+            self._stop.by = self._stop.by or signal.Signals(number).name
+        elif self._ends and now - self._first >= _ONE_S:
             raise SystemExit(128 + number)
-        self._stop.by = signal.Signals(number).name
 
 
 @contextlib.contextmanager
-def asked_to_stop(stop: StopRequest) -> Iterator[None]:
-    """Turn the first SIGTERM or SIGUSR1 into a wish in ``stop`` while the block runs; the next one ends the process.
+def asked_to_stop(stop: StopRequest, ends: bool = True) -> Iterator[None]:
+    """Turn the first SIGTERM or SIGUSR1 into a wish in ``stop`` while the block runs; a later one ends the process.
 
-    Only where signals reach this thread; a user's own handler stays.
+    Only where signals reach this thread; a user's own handler stays. ``ends=False`` for a process whose parent
+    decides about its end: one order to stop often reaches both.
     """
     handlers = {number: signal.getsignal(number) for number in _WISHES}
     ours = [n for n, handler in handlers.items() if handler == signal.SIG_DFL or isinstance(handler, _Raise)]
-    with _handled_by(_Take(stop), ours):
+    with _handled_by(_Take(stop, ends), ours):
         yield
 
 
@@ -89,19 +95,23 @@ class Held:
 def signals_held(*, leaving: bool) -> Iterator[Held]:
     """Hold signals that ask to stop back while the block runs, so that an end is not left half-way.
 
-    They act when the block is through; with ``leaving`` only on handlers of the user's own: an exception is on its
-    way already then, and what failed first is not to be lost.
+    They act when the block is through; with ``leaving`` only as wishes and on handlers of the user's own: an
+    exception is on its way already then, and what failed first is not to be lost.
     """
     held = Held()
-    before = {number: signal.getsignal(number) for number in _DEFAULTS}
+    before = {number: signal.getsignal(number) for number in [*_DEFAULTS, *_WISHES]}
     with _handled_by(
         lambda number, frame: held.numbers.append(number),
-        [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)],
+        [
+            number
+            for number, handler in before.items()
+            if handler not in (signal.SIG_IGN, None) and (number in _DEFAULTS or handler != signal.SIG_DFL)
+        ],
     ):
         yield held
     for number in dict.fromkeys(held.numbers):
         handler = before[number]
-        if not leaving or not (handler == _DEFAULTS[number] or isinstance(handler, _Raise | _Take)):
+        if not leaving or not (handler == _DEFAULTS.get(number) or isinstance(handler, _Raise)):
             signal.raise_signal(number)
 
 

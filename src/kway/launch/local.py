@@ -195,7 +195,7 @@ class Ranks:
             if stop.by and not told:
                 told = True
                 for each in range(size):
-                    crew.send(each, StopRequest(stop.by))
+                    crew.send(each, StopRequest(stop.by, self._tasks))
             if kind == "event" and on_event is not None:
                 on_event(load(value))
             elif kind == "ready":

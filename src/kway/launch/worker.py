@@ -167,11 +167,11 @@ def main(control: int) -> None:
     line = Lifeline(control)
     setup: Setup = line.first()
     tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-    stop = StopRequest()
+    stops: dict[int, StopRequest] = {}
 
     def take(message: Any) -> None:
         if isinstance(message, StopRequest):
-            stop.by = message.by
+            stops.setdefault(message.task, StopRequest()).by = message.by
         else:
             tasks.put(message)
 
@@ -187,8 +187,7 @@ def main(control: int) -> None:
             import_module(name)
         line.send("ready")
         while (task := tasks.get()) is not None:
-            result = _run(setup, task, group, line, stop)
-            stop.by = ""
+            result = _run(setup, task, group, line, stops.setdefault(task.number, StopRequest()))
             _flush()
             line.send("result", result)
         done.append(True)

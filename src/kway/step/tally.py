@@ -83,8 +83,11 @@ class Tally:
 
         Where there were other rows then, all that was added goes into the first one.
         """
-        self._owners, self._split = dict(state["owners"]), set(state["split"])
-        for name, saved in state["columns"].items():
+        # A metric that the job no longer has is left out.
+        self._owners = {name: owner for name, owner in state["owners"].items() if owner in self._names}
+        self._split = set(state["split"]).intersection(self._names)
+        for name in self._owners:
+            saved = state["columns"][name]
             column = torch.zeros(self._rows, 2, dtype=torch.float64, device=self.device)
             if len(saved) == self._rows:
                 column[rows.start : rows.stop] = saved[rows.start : rows.stop].to(self.device)

@@ -51,6 +51,44 @@ def check_facts(checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
         )
 
 
+def check_options(checkpoint: Checkpoint, now: list[dict[str, str]]) -> None:
+    """Raise ``UsageError`` that lists what differs where the optimizer began with other options."""
+    then = checkpoint.part("options")
+    differ = [
+        f"{name} {_text(a.get(name))}, now {_text(b.get(name))}"
+        for a, b in zip(then, now, strict=False)
+        for name in {**a, **b}
+        if a.get(name) != b.get(name)
+    ]
+    if len(then) != len(now):
+        differ.append(f"{len(then)} groups of parameters, now {len(now)}")
+    if differ:
+        raise UsageError(
+            f"checkpoint {checkpoint.path} is of a job with another optimizer: {'; '.join(differ)}",
+            "its state goes with its options",
+            "go on with the same optimizer, or start a new run from the weights (--init)",
+        )
+
+
+def check_length(checkpoint: Checkpoint, epochs: int, steps: int | None) -> None:
+    """Raise ``UsageError`` where a run would end before the step of the checkpoint that it goes on from."""
+    run = checkpoint.part("run")
+    if "rows" not in run:
+        raise UsageError(
+            f"checkpoint {checkpoint.path} is of a loop of the user's own",
+            "what kway's loop would go on with is not in it",
+            "go on with p.resume, or start a new run from its weights (--init)",
+        )
+    begun = checkpoint.epoch + (run["course"] is not None)
+    if (steps is not None and steps < checkpoint.step) or epochs < begun:
+        asked = f"{epochs} epochs" if steps is None else f"{epochs} epochs and {steps} steps at most"
+        raise UsageError(
+            f"checkpoint {checkpoint.path} is at step {checkpoint.step}, in epoch {begun}",
+            f"the run is to take {asked}",
+            "ask for more, or go on from an earlier checkpoint",
+        )
+
+
 def check_within(checkpoint: Checkpoint, now: Mapping[str, Any] | None) -> None:
     """Raise ``RefusedError`` where a run at level bits would go on where its bits do not hold."""
     then = checkpoint.part("within")

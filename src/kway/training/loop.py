@@ -1,7 +1,5 @@
 """The training loop of one rank. All ranks run it in step; rank 0 speaks and writes."""
 
-import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,16 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-import kway
 from kway.checkpoints.reading import open_checkpoint
 from kway.data.loader import Loader
-from kway.data.parts import Parts, take_apart
 from kway.data.streams import StreamOrder
-from kway.job import Job
+from kway.errors import KwayError
 from kway.launch.status import Status
 from kway.records import Training
 from kway.step.core import waits_for_figure
@@ -26,38 +21,19 @@ from kway.step.deterministic import bits_hold_within
 from kway.step.tally import Tally, mean
 from kway.strategies.engine import Engine
 from kway.training.clock import StepClock
-from kway.training.facts import check_within, resumed_notices
+from kway.training.facts import check_options, check_within, resumed_notices
+from kway.training.parts import training_parts
 from kway.training.requests import STOP, Requests
 from kway.training.saving import Position, Saver
 from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
-from kway.training.validation import Validation
+from kway.training.surroundings import peak_memory, versions
+from kway.training.validation import BEST, Validation
 from kway.training.watch import LossWatch
 from kway.training.weights import fingerprint, save_weights, unique_names
 from kway.world import StopRequest, World
 
 Emit = Callable[[dict[str, Any]], None]
-
-
-def training_parts(job: Job) -> tuple[Parts, Parts | None]:
-    """Take a job's data apart: (training, validation or ``None``). Raises ``UsageError`` and ``DataError``."""
-    train = take_apart(
-        job.data, batch_size=job.batch_size, seed=job.seed, shuffle=job.shuffle, workers=job.workers
-    )
-    if job.validation is None:
-        return train, None
-    held = take_apart(
-        job.validation,
-        batch_size=_own_batch(job.validation, train.order.batch_size),
-        seed=job.seed,
-        shuffle=False,
-        workers=job.workers,
-    )
-    return train, held
-
-
-def _own_batch(data: Any, default: int) -> int | None:
-    return None if isinstance(data, torch.utils.data.DataLoader) else default
 
 
 @dataclass
@@ -110,8 +86,8 @@ class Loop:
         self.steps = self.epoch = 0
         self.course: _Course | None = None
         self.requests = Requests(self.engine.device)
+        self.saver = Saver(self.engine, spec, self.world.is_main)
         try:
-            self.saver = Saver(self.engine, spec, self.world.is_main)
             resumed = self._resume()
             self.saver.check()
             self._say(
@@ -138,18 +114,32 @@ class Loop:
                 self._save(Position(self.steps, self.epoch, 0))
             self.notices += self.saver.close()
             record = self._record(begun, resumed)
-        finally:
+        except Exception:
+            # A second signal and Ctrl-C are none of these: they wait for no disk.
             self.saver.close()
+            raise
+        finally:
             self.engine.close()
             self.loader.close()
             if self.validation is not None:
                 self.validation.held.close()
         if self.world.is_main:
-            save_weights(self.state, Path(spec.folder) / "weights.safetensors")
-            if self.average is not None:
-                save_weights(self.average, Path(spec.folder) / "ema.safetensors")
+            self._keep_weights(Path(spec.folder))
         self._say({"event": "end"})
         return record
+
+    def _keep_weights(self, folder: Path) -> None:
+        """Write the last weights. Raises ``KwayError`` that says what is there where they cannot be written."""
+        try:
+            save_weights(self.state, folder / "weights.safetensors")
+            if self.average is not None:
+                save_weights(self.average, folder / "ema.safetensors")
+        except OSError as error:
+            raise KwayError(
+                f"the weights of step {self.steps} cannot be written to {folder}: {error.strerror or error}",
+                self.saver.there,
+                "make room, and go on with --resume",
+            ) from None
 
     def _open(self, held: Loader) -> Validation:
         if self.spec.job.ema is not None:
@@ -157,7 +147,11 @@ class Loop:
                 f"validation figures are of the moving average of the weights (ema={self.spec.job.ema:g}); "
                 "running statistics are the model's own"
             )
-        return Validation(self.engine, held, self.spec, self.world.is_main, self._notice_buffers)
+        return Validation(self.engine, held, self.spec, self.world.is_main, self._notice_buffers, self._warn)
+
+    def _warn(self, text: str) -> None:
+        self.notices.append(text)
+        self._say({"event": "warning", "text": text})
 
     def _say(self, event: dict[str, Any]) -> None:
         if self.world.is_main:
@@ -218,7 +212,9 @@ class Loop:
         if asked or self.saver.due(self.steps):
             self._save(Position(self.steps, self.epoch, self.course.step))
         if asked & STOP:
-            raise self.saver.stop(self.stop.by or "another rank")
+            # Nobody leaves before the checkpoint is there: one rank's end ends all.
+            self.status.at("save")
+            raise self.engine.mesh.world.objects(self.saver.stop(self.stop.by or "another rank"))[0]
 
     def _save(self, position: Position) -> None:
         """Start to save the run as it stands. A collective."""
@@ -235,8 +231,7 @@ class Loop:
             "tally": None if course is None else course.tally.state(group),
         }
         for line in self.saver.save(position, run):
-            self.notices.append(line)
-            self._say({"event": "warning", "text": line})
+            self._warn(line)
         self._say({"event": "checkpoint", "step": position.steps})
         self.saver.held_s.append(time.perf_counter() - begun)
 
@@ -246,15 +241,16 @@ class Loop:
             return None
         checkpoint = open_checkpoint(Path(self.spec.resume))
         check_within(checkpoint, self._holds_within())
+        check_options(checkpoint, self.saver.options)
         run = checkpoint.part("run")
-        self.saver.match(checkpoint, run["options"])
         self.engine.restore(checkpoint)
         streams = isinstance(self.loader.parts.order, StreamOrder)
         self.notices += [*run["notices"], *resumed_notices(checkpoint, self.spec.plan, streams)]
         self.steps, self.epoch, self.rows = checkpoint.step, checkpoint.epoch, list(run["rows"])
         self.watch.load(run["watch"])
         if self.validation is not None and run["validation"] is not None:
-            self.validation.load(run["validation"])
+            there = (Path(self.spec.folder) / BEST).is_file()
+            self.validation.load(run["validation"], self.engine.mesh.world.objects(there)[0])
         if run["course"] is not None:
             tally = self.engine.tally([*self.spec.job.metrics])
             tally.load(run["tally"], self.engine.rows)
@@ -371,21 +367,3 @@ class Loop:
             started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),
             wall_s=time.perf_counter() - begun,
         )
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the most memory in bytes: allocated on a GPU, or resident in this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    return {
-        "kway": kway.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": ".".join(map(str, sys.version_info[:3])),
-    }

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from kway.checkpoints.names import own_weights
-from kway.checkpoints.reading import Checkpoint
 from kway.checkpoints.snapshot import Snapshot
 from kway.checkpoints.state import flatten
 from kway.checkpoints.writer import Writer
-from kway.errors import KwayError, StoppedError, UsageError
+from kway.errors import KwayError, StoppedError
 from kway.records import Plan
 from kway.step.deterministic import bits_hold_within
 from kway.strategies.engine import Engine
@@ -30,17 +29,32 @@ class Position:
 
 
 def snapshot(
-    engine: Engine, position: Position, plan: Plan, facts: dict[str, Any], run: dict[str, Any]
+    engine: Engine,
+    position: Position,
+    plan: Plan,
+    facts: dict[str, Any],
+    options: list[dict[str, str]],
+    run: dict[str, Any],
 ) -> Snapshot:
-    """Return the whole state of a run as it lives in memory. ``run``: the state of the loop around the engine."""
+    """Return the whole state of a run as it lives in memory. ``run``: the state of the loop around the engine.
+
+    ``options``: see ``options_of``.
+    """
     parts = {
         **engine.parts(),
         "run": {**run, "step_of_epoch": position.step},
         "job": facts,
+        "options": options,
         "plan": {**plan.to_dict(), "devices": plan.devices},
         "within": bits_hold_within(engine.device, plan.shards) if plan.exactness == "bits" else None,
     }
     return Snapshot(position.steps, position.epoch, own_weights(engine.model), parts)
+
+
+def options_of(engine: Engine) -> list[dict[str, str]]:
+    """Return the options of each group of the optimizer as texts, its parameters' names among them."""
+    groups = engine.parts()["optimizer"]["groups"]
+    return [{name: str(value) for name, value in group.items()} for group in groups]
 
 
 class Saver:
@@ -51,32 +65,16 @@ class Saver:
         self._writer = Writer(Path(spec.folder) / FOLDER, spec.keep) if is_main and spec.is_kept else None
         # ``at``: after how many steps the last save was begun.
         self._since, self.at, self._warned = time.monotonic(), -1, False
-        groups = engine.parts()["optimizer"]["groups"]
         # Seconds that training waited, by save.
         self.held_s: list[float] = []
         # As the optimizer began: what a schedule has changed later says nothing about the job.
-        self.options = [{name: str(value) for name, value in group.items()} for group in groups]
+        self.options = options_of(engine)
 
     def check(self) -> None:
         """Raise ``UsageError`` for state that cannot be stored, before the run has taken a step."""
         if self._every is not None:
             for part, state in self._engine.parts().items():
                 flatten(state, part)
-
-    def match(self, checkpoint: Checkpoint, options: list[dict[str, str]]) -> None:
-        """Raise ``UsageError`` that lists what differs where the optimizer began with other options."""
-        pairs = zip(options, self.options, strict=False)
-        differ = [
-            f"{k} {a.get(k)}, now {b.get(k)}" for a, b in pairs for k in {**a, **b} if a.get(k) != b.get(k)
-        ]
-        if len(options) != len(self.options):
-            differ.append(f"{len(options)} groups of parameters, now {len(self.options)}")
-        if differ:
-            raise UsageError(
-                f"checkpoint {checkpoint.path} is of a job with another optimizer: {'; '.join(differ)}",
-                "its state goes with its options",
-                "go on with the same optimizer, or start a new run from the weights (--init)",
-            )
 
     def wish(self) -> int:
         """Return SAVE on the rank that keeps the time when it is time to save."""
@@ -105,21 +103,31 @@ class Saver:
         self._since, self.at = time.monotonic(), position.steps
         if self._writer is None:
             return []
-        state = {**run, "options": self.options}
-        self._writer.save(snapshot(self._engine, position, self._spec.plan, self._spec.facts, state))
-        return self._told()
+        # What the save before has to tell is complete once it has ended.
+        self._writer.wait()
+        lines = self._told()
+        spec = self._spec
+        self._writer.save(snapshot(self._engine, position, spec.plan, spec.facts, self.options, run))
+        return lines
 
     def stop(self, why: str) -> KwayError:
-        """Wait for the last save and return the error that ends a run which was asked to stop after it."""
-        told = self.close()
-        where = f"{Path(self._spec.folder) / FOLDER}"
-        if told and self._writer is not None and (not self._writer.saved or self._writer.failed):
-            return KwayError(f"stopped by {why} after step {self.at}, without a checkpoint", told[-1])
-        return StoppedError(
-            f"stopped by {why} after step {self.at}",
-            f"{where}/step-{self.at} is complete",
-            "go on with --resume",
-        )
+        """Wait for the last save and return the error that ends a run which was asked to stop after it.
+
+        Rank 0's is the one that knows.
+        """
+        self.close()
+        done = f"stopped by {why} after step {self.at}"
+        if self._writer is not None and self._writer.saved[-1:] != [self.at]:
+            return KwayError(f"{done}, without a checkpoint of it: {self._writer.failed}", self.there)
+        where = Path(self._spec.folder) / FOLDER / f"step-{self.at}"
+        return StoppedError(done, f"{where} is complete", "go on with --resume")
+
+    @property
+    def there(self) -> str:
+        """Say what is on the disk to go on from."""
+        if self._writer is None or not self._writer.saved:
+            return "this run has saved no checkpoint"
+        return f"the last complete checkpoint is step-{self._writer.saved[-1]}"
 
     def close(self) -> list[str]:
         """Wait for the last save; return lines for the user."""
@@ -145,7 +153,8 @@ class Saver:
             return []
         lines = list(self._writer.notices)
         self._writer.notices.clear()
+        # Once for each time that it begins to fail.
         if self._writer.failed and not self._warned:
-            self._warned = True
             lines.append(self._writer.failed)
+        self._warned = self._writer.failed is not None
         return lines

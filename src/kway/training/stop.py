@@ -41,4 +41,9 @@ class EarlyStop:
             self.best, self.waited = value, 0
         else:
             self.waited += 1
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the figure has not become better for too long."""
         return self.waited >= self.patience

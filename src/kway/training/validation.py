@@ -1,5 +1,6 @@
 """What a run does with held-out data: figures of it, and the decisions that follow, the same on all ranks."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ class Validation:
     spec: TrainSpec
     is_main: bool
     notice: Callable[[list[str]], None]
+    warn: Callable[[str], None]
     at: int = -1
     figures: dict[str, float] = field(default_factory=dict)
     best: dict[str, Any] | None = None
@@ -58,6 +60,7 @@ class Validation:
         """Start to wait for a figure that no longer gets better."""
         name = self.spec.early_stop
         self._stop = None if name is None else EarlyStop(name, self.spec.patience)
+        self._best_sha256: str | None = None
 
     def state(self) -> dict[str, Any]:
         """Return what later decisions and the record depend on."""
@@ -66,18 +69,24 @@ class Validation:
             "at": self.at,
             "figures": self.figures,
             "best": self.best,
-            "stopped": self.stopped,
+            "best_sha256": self._best_sha256,
             "stop": stop,
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` gave; what this run decides by another figure begins anew."""
-        self.at, self.figures, self.stopped = state["at"], dict(state["figures"]), state["stopped"]
+    def load(self, state: Mapping[str, Any], with_best: bool) -> None:
+        """Go on from what ``state`` gave; what this run decides by another figure begins anew.
+
+        ``with_best``: whether the best weights up to then are in the run's folder.
+        """
+        self.at, self.figures = state["at"], dict(state["figures"])
         best = state["best"]
-        if best is not None and best["metric"] == self.spec.save_best:
-            self.best = dict(best)
+        if best is not None and best["metric"] == self.spec.save_best and with_best:
+            self.best, self._best_sha256 = dict(best), state["best_sha256"]
         if self._stop is not None and state["stop"] is not None:
             self._stop.load(state["stop"])
+            # Also where the run was at its end then, and had nothing to stop.
+            if self._stop.is_over:
+                self.stopped = self._text(self.at)
 
     def judge(self, epoch: int, steps: int, at_the_end: bool) -> dict[str, float]:
         """Evaluate after ``steps`` steps of the run, in ``epoch`` (from 0), and decide. A collective.
@@ -106,7 +115,17 @@ class Validation:
         self.best = {"metric": name, "value": value, "epoch": epoch + 1, "step": self.at}
         state = self.engine.state()
         if self.is_main:
-            save_weights(state, Path(self.spec.folder) / BEST)
+            self._write_best(state)
+
+    def _write_best(self, state: dict[str, Any]) -> None:
+        """Write the best weights. A full disk ends no run: the next best is tried again."""
+        path = Path(self.spec.folder) / BEST
+        try:
+            save_weights(state, path)
+            self._best_sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            text = f"the best weights so far, of step {self.at}, were not written to {path}: {error.strerror or error}"
+            self.warn(text)
 
     def _judge_stop(self, epoch: int, at_the_end: bool) -> None:
         if self._stop is None:
@@ -114,7 +133,11 @@ class Validation:
         name = self._stop.name
         value = figure(self.figures, name, self.spec.job.metrics)
         if self._stop.judge(value) and not at_the_end:
-            self.stopped = (
-                f"stopped early after epoch {epoch + 1}, step {self.at}: {name} was not better than "
-                f"{self._stop.best:.6g} in {self._stop.patience} validations in a row"
-            )
+            self.stopped = self._text(self.at, f"epoch {epoch + 1}, ")
+
+    def _text(self, step: int, epoch: str = "") -> str:
+        assert self._stop is not None
+        return (
+            f"stopped early after {epoch}step {step}: {self._stop.name} was not better than "
+            f"{self._stop.best:.6g} in {self._stop.patience} validations in a row"
+        )
