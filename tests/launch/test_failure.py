@@ -46,6 +46,7 @@ def test_statuses_of_processes(status, code, words):
         (0, 1, "ended early"),
         (None, 1, "ended early"),
         ("bye", 1, "bye"),
+        (1.5, 1, "1.5"),
         (256, 1, "256"),
     ],
 )

@@ -118,6 +118,30 @@ def test_a_rank_that_left_early_is_the_cause_if_others_needed_it(script):
     assert (caught.value.rank, caught.value.exit_code) == (1, 1)
 
 
+def test_a_rank_that_skips_the_end_of_the_script_has_failed_unless_all_do(script):
+    with pytest.raises(RankError, match="ended early") as caught:
+        launch(script("if rank == 1:\n    os._exit(0)\ntime.sleep(0.3)"), [], ["cpu"] * 2, echo=False)
+    assert (caught.value.rank, caught.value.exit_code) == (1, 1)
+    launch(script("os._exit(0)"), [], ["cpu"] * 2, echo=False)
+
+
+def test_a_loader_worker_of_the_script_that_dies_is_named(script):
+    path = script(
+        "import torch\n"
+        "class Mine(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 8\n"
+        "    def __getitem__(self, index):\n"
+        "        if index == 5 and rank == 1: os.kill(os.getpid(), 7)\n"
+        "        return torch.ones(1)\n"
+        "for _ in torch.utils.data.DataLoader(Mine(), num_workers=2): pass\n"
+    )
+    with pytest.raises(RankError, match="DataLoader worker") as caught:
+        launch(path, [], ["cpu"] * 2, threads=1, echo=False)
+    assert caught.value.rank == 1
+    assert "/dev/shm holds" in caught.value.cause
+    assert "loader worker 1 of rank 1" in caught.value.cause
+
+
 def test_a_failure_of_its_own_is_not_blamed_on_who_left_early(script):
     path = script("if rank == 1:\n    sys.exit(0)\ntime.sleep(0.3)\nraise ValueError('mine')")
     with pytest.raises(RankError, match="mine") as caught:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kway.errors import KwayError, RankError
+from kway.worker_deaths import death, shared_memory, too_little_shared_memory
 
 # What the survivors of a dead peer report: true, but never the cause.
 _CONSEQUENCES = (
@@ -73,12 +74,24 @@ def of_exception(rank: int, error: BaseException) -> Failure:
         except Exception:  # an error that cannot travel is still reported, by its text
             kept = None
     lines = traceback.format_exception(_without_frames_of_kway(error))
-    cause = "".join(traceback.format_exception_only(error)).strip()
+    cause = "".join(traceback.format_exception_only(error)).strip() + _of_loader(rank, error)
     return Failure(rank, when, 1, cause, type(error).__name__, "".join(lines), kept)
 
 
+def _of_loader(rank: int, error: BaseException) -> str:
+    """Add to torch's words on a ``DataLoader`` of the user's own which worker it was, and what helps."""
+    text = str(error)
+    if text.startswith("DataLoader worker"):
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            workers = getattr(frame.f_locals.get("self"), "_workers", None)
+            found = death(workers, rank) if isinstance(workers, list) else None
+            if found is not None:
+                return f" ({found})"
+    return f" ({shared_memory()})" if too_little_shared_memory(text) else ""
+
+
 def _of_exit(rank: int, error: SystemExit, when: float) -> Failure:
-    if isinstance(error.code, str):
+    if error.code is not None and not isinstance(error.code, int):  # as Python does: printed, and 1
         return Failure(rank, when, 1, f"SystemExit: {error.code}", "SystemExit")
     code = error.code or 0
     if code == 0:

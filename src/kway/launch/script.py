@@ -35,8 +35,9 @@ def launch(
 ) -> None:
     """Run the script ``target`` (with ``module``: the module of that name) in a rank for each of ``devices``.
 
-    Returns when all ranks have left with exit code 0. A rank may leave early with 0 as long as the others do
-    not fail without it. One device is one rank without rank variables, so that the script may start ranks of
+    Returns when all ranks have left with exit code 0. A rank may come to the script's end, or to ``sys.exit(0)``,
+    early as long as the others do not fail without it; one that leaves by ``os._exit(0)`` has failed,
+    unless all do. One device is one rank without rank variables, so that the script may start ranks of
     its own. ``logs``: an existing folder for ``rank-N.log``. Raises ``UsageError`` for a script that is not
     there, and ``RankError`` for the first rank in time that failed; with ``stall_timeout``, ``StallError`` for a
     rank that the others wait for and that makes no progress for so long. All ranks are gone then.
@@ -118,9 +119,12 @@ def _folder() -> Iterator[Path]:
 
 def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch) -> None:
     left: list[int] = []
+    done: set[int] = set()
     messages = crew.listen()
     for rank, kind, value in messages:
-        if kind == "ended" and value == 0:
+        if kind == "done":
+            done.add(rank)
+        elif kind == "ended" and value == 0:
             left.append(rank)
             if len(left) == crew.size:
                 break
@@ -134,3 +138,7 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch) -> None:
         elif kind == "quiet":
             watch.look(crew.note)
     crew.drain()
+    skipped = [rank for rank in left if rank not in done]
+    if done and skipped:
+        # Some came to the end of the script, so these did not: os._exit(0) on the way.
+        raise failure.to_error(failure.of_exit_status(skipped[0], 0))

@@ -6,10 +6,12 @@ pickled until the very end of the process.
 
 import contextlib
 import runpy
+import signal
 import sys
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from kway.launch import stacks
 from kway.launch.failure import of_exception
@@ -50,6 +52,8 @@ def main(control: int) -> None:
     except SystemExit as leaving:
         if leaving.code:
             _report(line, script.rank, leaving)
+        else:
+            _done(line)
         raise
     except BaseException as error:
         _report(line, script.rank, error)
@@ -58,9 +62,19 @@ def main(control: int) -> None:
         if sys.excepthook.__module__.partition(".")[0] not in {"sys", "torch"}:
             sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(1) from None
+    _done(line)
+
+
+def _done(line: Lifeline) -> None:
+    with contextlib.suppress(OSError):  # a script may close what it did not open
+        line.send("done")
 
 
 def _report(line: Lifeline, rank: int, error: BaseException) -> None:
+    handler = signal.getsignal(signal.SIGCHLD)
+    if getattr(handler, "__module__", "").startswith("torch.") and current_thread() is main_thread():
+        # Torch's own raises at the end of every further loader worker, also in the midst of this.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
