@@ -82,3 +82,27 @@ def test_a_loop_of_another_job_is_refused(looped, tmp_path):
     looped(job(), partial(halves, folder=str(tmp_path / "b"), stop=1), 1)
     with pytest.raises(UsageError, match="batch_size 10, now 5"):
         looped(job(batch_size=5), partial(halves, folder=str(tmp_path / "b"), stop=None), 1)
+
+
+def test_another_optimizer_in_a_loop_of_ones_own_is_refused(looped, tmp_path):
+    looped(job(), partial(halves, folder=str(tmp_path / "b"), stop=1), 1)
+    other = job(optimizer=partial(torch.optim.SGD, lr=0.5, momentum=0.9))
+    with pytest.raises(UsageError, match=r"lr 0\.1, now 0\.5"):
+        looped(other, partial(halves, folder=str(tmp_path / "b"), stop=None), 1)
+
+
+def test_a_loop_of_kways_cannot_go_on_from_a_checkpoint_of_ones_own(looped, tmp_path):
+    looped(job(), partial(halves, folder=str(tmp_path / "b"), stop=1), 1)
+    with pytest.raises(UsageError, match="own"):
+        kway.train(job(), devices="cpu:1", epochs=1, out=tmp_path / "run", resume=tmp_path / "b")
+
+
+class Breaks(nn.MSELoss):
+    def forward(self, output, target):
+        return super().forward(output, target) * torch.nan
+
+
+def test_a_loop_of_ones_own_saves_nothing_after_a_loss_that_is_no_number(looped, tmp_path):
+    with pytest.raises(kway.NonFiniteError):
+        looped(job(loss=Breaks()), partial(halves, folder=str(tmp_path / "b"), stop=3), 1)
+    assert not (tmp_path / "b").exists()

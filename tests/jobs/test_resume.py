@@ -259,3 +259,79 @@ def test_a_checkpoint_says_all_that_a_run_depends_on(tmp_path):
     parts = json.loads((folder / "manifest.json").read_text())["parts"]
     assert parts.keys() >= {"optimizer", "buffers", "schedule", "ema", "run", "job", "plan"}
     assert not [p for p in folder.iterdir() if p.suffix not in (".json", ".safetensors")]
+
+
+def early(**more):
+    """A run whose figure gets no better soon: every other validation is of another set."""
+    return {"early_stop": "validation_loss", "patience": 2, "validate_every": "2steps", **bits(), **more}
+
+
+def test_an_early_stop_comes_where_the_run_that_went_on_has_it(tmp_path):
+    worse = job(optimizer=partial(torch.optim.SGD, lr=3.0), ema=None, schedule=None)
+    given = early(epochs=6, early_stop="accuracy", patience=2, save_best=None)
+    whole = kway.train(worse, devices="cpu:1", **given)
+    assert whole.record.stopped_early
+    for stopped in (2, whole.record.steps - 1, whole.record.steps):
+        out = tmp_path / f"run-{stopped}"
+        kway.train(
+            worse, devices="cpu:1", out=out, checkpoint_every="100steps", **{**given, "steps": stopped}
+        )
+        again = kway.train(worse, devices="cpu:1", out=tmp_path / f"more-{stopped}", resume=out, **given)
+        assert again.record.stopped_early
+        assert again.record.weights_sha256 == whole.record.weights_sha256
+        assert again.record.steps == whole.record.steps
+
+
+@pytest.mark.parametrize(("more", "words"), [({"steps": 6}, "at step 8"), ({"epochs": 1}, "in epoch 2")])
+def test_a_run_that_would_end_before_its_checkpoint_is_refused(tmp_path, more, words):
+    out = tmp_path / "run"
+    kway.train(job(), devices="cpu:1", out=out, steps=8, checkpoint_every="8steps", **TRAINED)
+    before = (out / "checkpoints" / "step-8" / "manifest.json").read_bytes()
+    with pytest.raises(UsageError, match=words):
+        kway.train(job(), devices="cpu:1", out=tmp_path / "more", resume=out, **{**TRAINED, **more})
+    assert (out / "checkpoints" / "step-8" / "manifest.json").read_bytes() == before
+
+
+def test_the_folder_of_another_run_is_not_taken_for_ones_own(tmp_path):
+    for name in ("a", "b"):
+        kway.train(job(), devices="cpu:1", out=tmp_path / name, steps=2, checkpoint_every="1steps", **TRAINED)
+    (tmp_path / "b" / "train.json").unlink()
+    with pytest.raises(UsageError, match="already holds"):
+        kway.train(job(), devices="cpu:1", out=tmp_path / "b", resume=tmp_path / "a", **TRAINED)
+
+
+def test_best_weights_of_a_later_step_are_not_brought_along(tmp_path):
+    out = tmp_path / "run"
+    kway.train(job(), devices="cpu:1", out=out, steps=7, checkpoint_every="7steps", **TRAINED)
+    (out / "best.safetensors").write_bytes(b"of a later step")
+    run = kway.train(job(), devices="cpu:1", out=tmp_path / "more", resume=out, steps=10, **TRAINED)
+    assert any("best begins anew" in line for line in run.record.notices)
+    assert (tmp_path / "more" / "best.safetensors").stat().st_size > 100
+
+
+def test_best_weights_on_a_full_disk_end_no_run(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "best.safetensors").mkdir()
+    run = kway.train(
+        job(), devices="cpu:1", out=out, resume=True, steps=5, checkpoint_every="5steps", **TRAINED
+    )
+    assert any("best weights so far" in line for line in run.record.notices)
+    assert run.record.checkpoints["saved"] == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "more", "words"),
+    [
+        ("cpu:1", {"max_restarts": 1}, "too few are left"),
+        ("cpu:2", {"max_restarts": 1, "min_devices": 2}, "too few are left"),
+        ("cpu:2", {"max_restarts": -1}, "max_restarts=-1"),
+        ("cpu:2", {"min_devices": 0}, "min_devices=0"),
+        ("cpu:1", {"keep": 2}, "nothing to keep"),
+        ("cpu:1", {"keep": 0, "checkpoint_every": 1}, "keep=0"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, devices, more, words):
+    with pytest.raises(UsageError, match=words):
+        kway.train(job(), devices=devices, out=tmp_path / "run", **TRAINED, **more)
+    assert not (tmp_path / "run").exists()

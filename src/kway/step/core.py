@@ -65,6 +65,7 @@ class StepCore(ABC):
         self.average = MovingAverage(model, job.ema) if job.ema is not None else None
         # A small whole number that this rank tells all others with the gradients of the next step.
         self.asked = 0
+        self._weigh: Tensor | None = None
         self._known = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         self._stateful = {
             id(module) for module in model.modules() if next(module.buffers(recurse=False), None) is not None
@@ -105,14 +106,20 @@ class StepCore(ABC):
             scaled.backward()  # type: ignore[no-untyped-call]
 
     def mispaired(self, calls: Tensor, own: int) -> Tensor:
-        """Return 0 where all ranks called the collectives that this one called, ``own``, else NaN.
+        """Return 0 where all ranks called the same collectives, else NaN. ``own``: this rank's fingerprint.
 
-        Added to a loss and its divisor it makes all of a step NaN, never other numbers, and no device is waited
-        for. On a CPU raises ``MispairedError`` at once.
+        Added to the weight of a step it makes all of it NaN, never other numbers, and no device is waited for. On a
+        CPU raises ``MispairedError`` at once. Fingerprints are whole numbers: where they are equal their weighted sum
+        is 0 to the bit, else its magnitude is far above 1, of which there is no arc sine.
         """
         if not calls.is_cuda:
             check_calls(calls, own)
-        return torch.zeros_like(calls[0]).masked_fill_((calls != own).any(), torch.nan)
+            return calls.new_zeros(())
+        if self._weigh is None or self._weigh.dtype != calls.dtype:
+            weights = torch.full((len(calls),), -1.0, dtype=calls.dtype)
+            weights[0] = len(calls) - 1.0
+            self._weigh = (weights * 2.0**64).to(calls.device)
+        return torch.asin(torch.dot(calls, self._weigh))
 
     def check_parameters(self) -> bool:
         """Return whether the model has other parameters than at the last step, or trains others of them.

@@ -79,7 +79,8 @@ class ShardStep(StepCore):
         rows = scalars[2 * self.shards : 4 * self.shards].view(2, self.shards)
         # Not by assignment, for which torch waits for the device.
         rows[0, self.group.rank].fill_(own)
-        rows[1, self.group.rank].fill_(self.asked)
+        if self.asked:
+            rows[1, self.group.rank].fill_(self.asked)
         complete = self._buckets.finish(scalars, counts)
         self._flat.hand_out(complete)
         self.statistics.finish(self.group)

@@ -63,16 +63,20 @@ class ShareStep(StepCore):
         if self._reduce is not None:
             # Not by assignment, for which torch waits for the device.
             slots[2, self.place].fill_(own)
-            slots[3, self.place].fill_(self.asked)
+            if self.asked:
+                slots[3, self.place].fill_(self.asked)
             slots = self._reduce(slots.view(-1), share.count > 0).view(slots.shape)
         losses, weights = slots[0], slots[1]
         loss, weight = losses.sum(), weights.sum()
-        divisor = weight / share.total if self.rule.averaged else weight.new_full((), 1.0 / share.total)
         calls = asked = None
         if self._reduce is not None:
             calls, asked = slots[2], slots[3]
-            broken = self.mispaired(calls, own)
-            loss, divisor = loss + broken, divisor + broken
+            weight = weight + self.mispaired(calls, own)
+        divisor = weight / share.total
+        if not self.rule.averaged:
+            # Of the weight only that it is no number counts here, where ranks are mispaired.
+            divisor = weight * 0 + 1.0 / share.total
+            loss = loss + weight * 0
         if self.rule.averaged:
             loss = loss / weight
         # A device alone with one micro-batch divided before backward: nothing is left to divide by.

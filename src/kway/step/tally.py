@@ -66,6 +66,8 @@ class Tally:
 
     def state(self, group: Group) -> dict[str, Any]:
         """Return what was added so far, by all ranks, without reading it back. A collective."""
+        if not self._names:
+            return {"owners": {}, "split": [], "columns": {}}
         every = group.objects((self._owners, sorted(self._split)))
         owners = {name: owner for own, _ in every for name, owner in own.items()}
         empty = torch.zeros(self._rows, 2, dtype=torch.float64, device=self.device)

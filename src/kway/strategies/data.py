@@ -1,5 +1,6 @@
 """Data parallelism: every rank holds the whole model and a share of the global batch."""
 
+import zlib
 from typing import ClassVar
 
 import torch
@@ -105,6 +106,31 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
     """
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in exact}
     shapes = {name: (tuple(buffer.shape), str(buffer.dtype)) for name, buffer in buffers.items()}
+    _check_shapes(shapes, group, next(model.parameters()).device)
+    changed = []
+    for dtype in {buffer.dtype: None for buffer in buffers.values()}:
+        names = [name for name, buffer in buffers.items() if buffer.dtype == dtype and buffer.numel()]
+        if not names:
+            continue
+        reals = [torch.view_as_real(b) if b.is_complex() else b for b in (buffers[name] for name in names)]
+        # One collective and one look for all buffers of a kind: a GPU is slow to start many small ones.
+        flat = torch.cat([real.reshape(-1) for real in reals])
+        every = group.stack(flat.to(torch.uint8) if dtype == torch.bool else flat)
+        lengths = [real.numel() for real in reals]
+        differ = torch.split((every != every[0]).any(0).cpu(), lengths)
+        for name, real, own, values in zip(names, reals, differ, torch.split(every, lengths, 1), strict=True):
+            if bool(own.any()):
+                changed.append(name)
+                value = values.double().mean(0) if real.is_floating_point() else values[0]
+                real.copy_(value.view(real.shape))
+    return [name for name in buffers if name in changed]
+
+
+def _check_shapes(shapes: dict[str, tuple[tuple[int, ...], str]], group: Group, device: torch.device) -> None:
+    """Raise ``ValueError`` where the ranks hold different buffers. A collective, cheap where they do not."""
+    own = torch.tensor(zlib.crc32(repr(shapes).encode()), device=device)
+    if len(set(group.stack(own).tolist())) == 1:
+        return
     for rank, others in enumerate(group.objects(shapes)):
         if others != shapes:
             name = next(n for n in {**shapes, **others} if shapes.get(n) != others.get(n))
@@ -112,16 +138,6 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
                 f"buffer {name!r} is {shapes.get(name)} on rank {group.rank} and {others.get(name)} on rank "
                 f"{rank}: a buffer must have one shape on all ranks"
             )
-    changed = []
-    for name, buffer in buffers.items():
-        real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-        every = group.stack(real.to(torch.uint8) if real.dtype == torch.bool else real)
-        if all(torch.equal(every[0], other) for other in every[1:]):
-            continue
-        changed.append(name)
-        value = every.double().mean(0) if real.is_floating_point() else every[0]
-        real.copy_(value)
-    return changed
 
 
 AXIS = Data()
