@@ -36,7 +36,10 @@ def own_name(model: nn.Module, name: str) -> str:
 def own_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors of ``model.state_dict()`` by their own names; not copies."""
     state = model.state_dict(keep_vars=True)
-    return {own_name(model, key): value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    if not any(_wrapped(module) for module in model.modules()):
+        return tensors  # a training loop asks between two steps: to follow each name would take milliseconds
+    return {own_name(model, key): value for key, value in tensors.items()}
 
 
 def load_own_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], source: object) -> None:
