@@ -335,3 +335,25 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, devices, mor
     with pytest.raises(UsageError, match=words):
         kway.train(job(), devices=devices, out=tmp_path / "run", **TRAINED, **more)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_schedule_with_milestones_goes_on(tmp_path):
+    stepped = job(schedule=partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[3, 9, 9], gamma=0.5))
+    whole = kway.train(stepped, devices="cpu:1", out=tmp_path / "whole", **bits())
+    kway.train(stepped, devices="cpu:1", out=tmp_path / "run", steps=4, checkpoint_every="2steps", **bits())
+    again = kway.train(stepped, devices="cpu:1", out=tmp_path / "again", resume=tmp_path / "run", **bits())
+    assert told(again.record) == told(whole.record)
+
+
+def test_a_named_run_without_a_whole_checkpoint_is_an_error_and_leaves_nothing(tmp_path):
+    (tmp_path / "run" / "checkpoints" / "step-3").mkdir(parents=True)
+    for named in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-3"):
+        with pytest.raises(UsageError, match="holds no complete checkpoint"):
+            kway.train(job(), devices="cpu:1", out=tmp_path / "new", resume=named)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("resume", [None, 1, ""])
+def test_what_is_no_place_to_go_on_from_is_refused(tmp_path, resume):
+    with pytest.raises(UsageError, match="resume="):
+        kway.train(job(), devices="cpu:1", out=tmp_path / "new", resume=resume)

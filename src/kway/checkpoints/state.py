@@ -5,7 +5,7 @@ says what it was; a dict of the user's that has this key is written as a list of
 """
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -25,14 +25,16 @@ _ARRAY_TYPES = {
         "float64", "complex64", "complex128",
     )
 }  # fmt: skip
+# MultiStepLR keeps its milestones in a Counter.
+_PAIRS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _STORABLE = "None, bool, numbers, str, bytes, tensors, numpy arrays, and dicts, lists and tuples of them"
 
 
 def flatten(state: Any, place: str = "state") -> tuple[Any, dict[str, torch.Tensor]]:
     """Take ``state`` apart into (JSON data, tensors by name); ``restore`` puts it together again.
 
-    Dicts (with keys of any kind below), ``OrderedDict``, lists, tuples, ``None``, bool, int, float (NaN and
-    infinities too), complex, str, bytes, numpy numbers and arrays, and dense tensors of any dtype, shape and
+    Dicts (with keys of any kind below), ``OrderedDict``, ``Counter``, lists, tuples, ``None``, bool, int, float (NaN
+    and infinities too), complex, str, bytes, numpy numbers and arrays, and dense tensors of any dtype, shape and
     device. A tensor is named after its way from the root. It is not copied, and loses ``requires_grad``. Places
     that hold the same elements of the same memory share one tensor, and share it again when restored; other views
     of one memory are stored each for itself.
@@ -112,7 +114,7 @@ class _Flattening:
             return {_TAG: "array", "name": self._name(torch.from_numpy(np.array(value, order="C")), way)}
         if isinstance(value, np.generic) and value.dtype.name in _ARRAY_TYPES:
             return {_TAG: "number", "dtype": value.dtype.name, "value": self.encode(value.item(), place, way)}
-        if kind in {list, tuple, dict, OrderedDict}:
+        if kind in {list, tuple, dict, OrderedDict, Counter}:
             return self._inner(value, place, way)
         raise UsageError(
             f"{place} is a {kind.__module__}.{kind.__qualname__}", f"a checkpoint holds {_STORABLE}"
@@ -140,7 +142,7 @@ class _Flattening:
         if kind is dict and _TAG not in value and all(type(key) is str for key in value):
             return {key: item(key, inner) for key, inner in value.items()}
         pairs = [[self._key(key, place, way), item(key, inner)] for key, inner in value.items()]
-        return {_TAG: "dict" if kind is dict else "ordered", "items": pairs}
+        return {_TAG: _PAIRS[kind], "items": pairs}
 
     def _key(self, key: Any, place: str, way: tuple[str, ...]) -> Any:
         before = len(self.tensors)
@@ -192,6 +194,7 @@ def _restore(value: Any, tensors: Mapping[str, torch.Tensor], placed: dict[str, 
         "tuple": lambda: tuple(inner(value["items"])),
         "dict": lambda: {inner(key): inner(item) for key, item in value["items"]},
         "ordered": lambda: OrderedDict((inner(key), inner(item)) for key, item in value["items"]),
+        "counter": lambda: Counter({inner(key): inner(item) for key, item in value["items"]}),
         "tensor": lambda: _placed(value, tensors, placed),
         "array": lambda: tensors[value["name"]].numpy().copy(),
         "number": lambda: _ARRAY_TYPES[value["dtype"]](inner(value["value"])),

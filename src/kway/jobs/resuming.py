@@ -23,6 +23,8 @@ def check_saving(out: Any, every: Any, keep: Any, resume: bool | Path | str) -> 
         raise UsageError(
             f"checkpoint_every={every!r} without a folder", "checkpoints are kept there", "set out="
         )
+    if not isinstance(resume, bool | str | Path) or resume == "":
+        raise UsageError(f"resume={resume!r}", "it must be True, False or the path of a run or a checkpoint")
     if keep is not None and every is None:
         raise UsageError(f"keep={keep} without checkpoint_every", "there is nothing to keep")
     if resume is True and out is None:
@@ -58,6 +60,13 @@ def find(
                 f"resume={str(resume)!r}", "there is no such folder", "name a run or a checkpoint"
             )
         checkpoint = newest(place, told.append)
+    if checkpoint is None and resume is not True and not lenient:
+        # Named on purpose: to train from the start instead would pass for having gone on.
+        raise UsageError(
+            f"resume={str(resume)!r} holds no complete checkpoint",
+            "; ".join(told) or "there is none in it",
+            "name a run or a checkpoint, or leave it out to start anew",
+        )
     if checkpoint is None:
         return None, [*told, f"no complete checkpoint in {place}: the run starts anew"]
     check_facts(checkpoint, facts)

@@ -97,10 +97,10 @@ def train(
     ``checkpoint_every``: like ``"200s"``, ``"500steps"`` or a number of epochs: the whole state of the run goes
     to ``out``/checkpoints/step-N while training goes on; the ``keep`` newest stay (all, where ``None``).
     ``resume=True`` goes on from the newest complete checkpoint there, or starts anew where there is none;
-    a path names a run's folder or a checkpoint instead. ``max_restarts``: how often the run is started again when
-    a rank dies, on the devices that are left, ``min_devices`` at least, from the last complete checkpoint. With
-    ``out``, SIGTERM and SIGUSR1 let all ranks stop after the same step and leave a checkpoint; a second one ends
-    the run at once.
+    a path names a run's folder or a checkpoint instead, which must be there. ``max_restarts``: how often the run
+    is started again when a rank dies, on the devices that are left, ``min_devices`` at least, from the last
+    complete checkpoint. With ``out``, SIGTERM and SIGUSR1 let all ranks stop after the same step and leave a
+    checkpoint; a second one ends the run at once.
 
     ``stall_timeout``: like ``"90s"``, ``"5min"`` or seconds: a rank that the others wait for and that makes no
     progress for so long ends the run, with its step, phase and stack; ``None`` waits as long as torch does.
