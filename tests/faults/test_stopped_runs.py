@@ -121,7 +121,7 @@ def test_a_second_signal_ends_the_run_at_once(folder, devices):
         time.sleep(0.05)
     time.sleep(4)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    time.sleep(0.8)  # sooner, it would count as the same order
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     process.communicate(timeout=20)
