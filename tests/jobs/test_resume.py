@@ -261,14 +261,9 @@ def test_a_checkpoint_says_all_that_a_run_depends_on(tmp_path):
     assert not [p for p in folder.iterdir() if p.suffix not in (".json", ".safetensors")]
 
 
-def early(**more):
-    """A run whose figure gets no better soon: every other validation is of another set."""
-    return {"early_stop": "validation_loss", "patience": 2, "validate_every": "2steps", **bits(), **more}
-
-
 def test_an_early_stop_comes_where_the_run_that_went_on_has_it(tmp_path):
     worse = job(optimizer=partial(torch.optim.SGD, lr=3.0), ema=None, schedule=None)
-    given = early(epochs=6, early_stop="accuracy", patience=2, save_best=None)
+    given = bits(epochs=6, early_stop="accuracy", patience=2, validate_every="2steps", save_best=None)
     whole = kway.train(worse, devices="cpu:1", **given)
     assert whole.record.stopped_early
     for stopped in (2, whole.record.steps - 1, whole.record.steps):
@@ -327,6 +322,7 @@ def test_best_weights_on_a_full_disk_end_no_run(tmp_path):
         ("cpu:2", {"max_restarts": 1, "min_devices": 2}, "too few are left"),
         ("cpu:2", {"max_restarts": -1}, "max_restarts=-1"),
         ("cpu:2", {"min_devices": 0}, "min_devices=0"),
+        ("cpu:2", {"min_devices": 2}, "without max_restarts"),
         ("cpu:1", {"keep": 2}, "nothing to keep"),
         ("cpu:1", {"keep": 0, "checkpoint_every": 1}, "keep=0"),
     ],
@@ -357,3 +353,45 @@ def test_a_named_run_without_a_whole_checkpoint_is_an_error_and_leaves_nothing(t
 def test_what_is_no_place_to_go_on_from_is_refused(tmp_path, resume):
     with pytest.raises(UsageError, match="resume="):
         kway.train(job(), devices="cpu:1", out=tmp_path / "new", resume=resume)
+
+
+@pytest.mark.parametrize("every", [2, "4steps"])
+def test_a_run_that_is_asked_for_more_epochs_is_the_run_that_had_them_from_the_start(tmp_path, every):
+    plateau = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, factor=0.5)
+    given = {**bits(epochs=4, validate_every=every), "devices": "cpu:1"}
+    whole = kway.train(job(schedule=plateau), **given)
+    out = tmp_path / "run"
+    kway.train(job(schedule=plateau), out=out, checkpoint_every=1, **{**given, "epochs": 1})
+    again = kway.train(job(schedule=plateau), out=tmp_path / "more", resume=out, **given)
+    assert told(again.record) == told(whole.record)
+
+
+class Grows(nn.Module):
+    """Has a buffer, in no weights file, that is made when the model is first used."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 3)
+        self.register_buffer("scale", None, persistent=False)
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = torch.ones(3, device=x.device)
+        return self.layer(x) * self.scale
+
+
+def test_a_buffer_that_appears_when_the_model_is_used_is_gone_on_with(tmp_path):
+    given = {**TRAINED, "devices": "cpu:1"}
+    whole = kway.train(job(model=Grows), **given)
+    out = tmp_path / "run"
+    kway.train(job(model=Grows), out=out, steps=7, checkpoint_every="7steps", **given)
+    assert told(kway.train(job(model=Grows), out=tmp_path / "more", resume=out, **given).record) == told(
+        whole.record
+    )
+
+
+def test_the_folder_of_a_run_that_has_ended_names_what_to_do(tmp_path):
+    out = tmp_path / "run"
+    kway.train(job(), devices="cpu:1", out=out, steps=2, checkpoint_every="1steps", **TRAINED)
+    with pytest.raises(UsageError, match="resume-from"):
+        kway.train(job(), devices="cpu:1", out=out, resume=True, **TRAINED)

@@ -30,6 +30,10 @@ class Restarts:
                 "only who starts the ranks can start them again",
                 "use that launcher's own, with resume=True",
             )
+        if self.least > 1 and not self.most:
+            raise UsageError(
+                f"min_devices={self.least} without max_restarts", "nothing is ever started again"
+            )
         if self.most and devices - 1 < self.least:
             raise UsageError(
                 f"max_restarts={self.most} on {devices} of at least {self.least} devices",

@@ -251,5 +251,11 @@ def _ways(path: Path | str) -> list[Path]:
 def _folder(stack: ExitStack, where: Place, out: Path | str | None, resume: bool | Path | str) -> Path:
     """Claim the folder once for all ranks. A run that goes on finds there what it left."""
     own = resume is True or (resume is not False and out is not None and Path(out).resolve() in _ways(resume))
+    if own and out is not None and (Path(out) / "train.json").exists():
+        raise UsageError(
+            f"{out} holds the record of a run that has ended",
+            "a record is never written over",
+            "to train on, name the run with resume_from (--resume-from) and another folder",
+        )
     others = () if own else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", FOLDER)
     return Path(on_main(where, lambda: str(stack.enter_context(claimed(out, "train.json", others)))))

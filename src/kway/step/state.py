@@ -12,8 +12,8 @@ from kway.errors import UsageError
 from kway.step.build import load_tensors
 from kway.step.core import StepCore
 
-# Parts that only some jobs have.
-OPTIONAL = ("buffers", "modules", "schedule", "scaler", "ema")
+# Parts that only some jobs have. Buffers can appear while a model is used.
+OPTIONAL = ("modules", "schedule", "scaler", "ema")
 
 
 def parts_of(step: StepCore) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
             "the job's own state is another",
             "go on with the job that wrote it",
         )
-    if "buffers" in own:
+    if "buffers" in checkpoint:
         _load_buffers(step.model, checkpoint.part("buffers"), checkpoint)
     if "modules" in own:
         step.model.load_state_dict(checkpoint.part("modules"), strict=False)

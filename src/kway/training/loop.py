@@ -188,8 +188,8 @@ class Loop:
                 break
         self.clock.pause()
         course.seconds += self.clock.synchronise() - since
-        if self.saver.is_on and self.steps == self.spec.steps != self.saver.at:
-            # Before the end of an epoch that it is not: a run that goes on takes the rest of its steps.
+        if self.saver.is_on and self._is_last(epoch) and self.saver.at != self.steps:
+            # Before what is done only because it is the last: a run that is asked for more goes on from here.
             self._save(Position(self.steps, epoch, course.step))
         if self.spec.validate_every.due(self.steps, epoch + 1) or self._is_last(epoch):
             self._validate(epoch, self._is_last(epoch))
