@@ -12,7 +12,8 @@ import kway
 from kway.comm import tree
 from kway.zoo import get
 
-pytestmark = pytest.mark.gpu
+# The first on a machine loads kernels for each shape in four processes, which can take two minutes.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 SHARDS, BATCH, STEPS, WORDS, LENGTH = 4, 19, 4, 50, 16
 
 
