@@ -146,8 +146,11 @@ def _begin(worker: int) -> None:
         # This reaches a worker that is stuck outside of Python: its parent, the fork server, leaves with the rank.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _let_fork_server_go()
-    # An order to stop is for the rank, which still wants batches; it often reaches all processes of a job.
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    # An order to stop is for the rank, which still wants batches; it often goes to a process group. SIGTERM itself
+    # must act: with it Python ends what a script left running.
+    with suppress(OSError):
+        os.setpgrp()
+    for number in (signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_rank, daemon=True).start()
     info = get_worker_info()
