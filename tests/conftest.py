@@ -57,6 +57,10 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a shell; what tests start would ignore Ctrl-C as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        # Under nohup they are ignored, and so they would be in what the tests start.
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         for name in FOREIGN:
