@@ -19,7 +19,11 @@ import pytest
 
 import kway
 from kway.cli.main import commands, main
+from kway.data import sources
+from kway.data.parts import take_apart
+from kway.data.share import outline
 from kway.devices.topology import discover
+from kway.jobs.proving import draw
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
@@ -219,6 +223,28 @@ def test_files_that_are_named_exist(path):
     for name in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|toml|txt))`", prose(path)):
         found = "NNNN" in name or any((root / name).exists() for root in (ROOT, ROOT / "src/kway"))
         assert found, f"{path.name}: no {name}"
+
+
+def test_shares_that_a_proof_shows_are_those_that_it_would_cut():
+    pytest.importorskip("mlxtend")
+    checked = 0
+    for path in GUIDE:
+        for shown in (run for b in blocks(path) for run in re.split(r"^\$ kway ", b.text, flags=re.M)[1:]):
+            rows = re.findall(r"^data=(\d+) +\d+ +([\d+]+) ", shown, re.MULTILINE)
+            words = shlex.split(shown.partition("\n")[0])
+            if not rows or words[0] != "prove":
+                continue
+            args = parser_of("prove").parse_args(words[1:])
+            data = sources.load(args.data).train
+            parts = take_apart(data, batch_size=args.batch_size, seed=0, shuffle=True)
+            sizes = [int(size) for size, _ in rows]
+            shards = args.shards if args.exactness == "bits" else None
+            last = draw(parts, args.steps, shards or max(sizes))[-1][1]
+            for size, (_, said) in zip(sizes, rows, strict=True):
+                cuts = [outline(last, 0, 0, rank, size, None, shards).indices for rank in range(size)]
+                assert "+".join(str(len(cut)) for cut in cuts) == said, f"{path.name}: kway {shlex.join(words)}"
+                checked += 1
+    assert checked >= 6
 
 
 @pytest.mark.parametrize("place", ["one", "two", "three"])
