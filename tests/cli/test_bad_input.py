@@ -13,12 +13,43 @@ FILES = {
     "broken.py": "import a_module_that_is_not_there\n",
     "raises.py": "def make():\n    raise RuntimeError('no weights today')\n",
     "empty.py": "x = 1\n",
+    "leaves.py": "raise SystemExit(0)\n",
+    "leaving/__init__.py": "raise SystemExit(0)\n",
+    "own.py": """
+import torch
+
+
+class Worded(list):
+    def __init__(self, target):
+        super().__init__((torch.ones(2), target) for _ in range(4))
+
+
+def net():
+    return torch.nn.Linear(2, 2)
+
+
+def dicts():
+    return Worded({"a": 1})
+
+
+def texts():
+    return Worded("left")
+
+
+class Needs(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+
+
+number = 3
+""",
 }
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder with the user's files, in a process that can start no ranks and sees no GPU."""
+    (tmp_path / "leaving").mkdir()
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     data = tmp_path / "data" / "fashion-mnist"
@@ -64,6 +95,13 @@ def here(tmp_path, monkeypatch):
         ("empty.py:Net", "no 'Net'"),
         ("missing.py:Net", "missing.py"),
         ("no.such.module:Net", "no module"),
+        ("leaves.py:Net", "importing leaves.py raised SystemExit"),
+        ("leaving:Net", "importing leaving raised SystemExit"),
+        ("own.py:net --data own.py:dicts", "targets that are a dict, and no --loss"),
+        ("own.py:net --data own.py:texts", "targets that are a tuple, and no --loss"),
+        ("mlp --loss own.py:Needs", "--loss own.py:Needs raised TypeError"),
+        ("mlp --optimizer own.py:number", "--optimizer own.py:number is a int"),
+        ("mlp --optimizer own.py:number --lr 0.1", "--optimizer own.py:number is a int"),
         ("mlp --batch-size 0", "batch_size=0"),
         ("mlp --batch-size -3", "batch_size=-3"),
         ("mlp --epochs 0", "epochs=0"),

@@ -5,12 +5,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils.data import DataLoader
 
 from kway.cli.main import main
 
 SOURCE = """
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 X = torch.randn(23, 4, generator=torch.Generator().manual_seed(0))
 
@@ -24,6 +25,9 @@ class Rows(Dataset):
 
     def __getitem__(self, index):
         return X[index], int(X[index].sum() > 0)
+
+def loader():
+    return DataLoader(Rows(), batch_size=8, shuffle=True, num_workers=2)
 
 def pair():
     return Stream(), Stream()
@@ -63,6 +67,16 @@ def test_a_stream_trains_as_the_same_rows_in_order(here, capsys):
 def test_the_class_of_a_data_set_is_called(here, capsys):
     record = kway("train own.py:model --data own.py:Rows --epochs 1 --devices cpu:1 --out run --json", capsys)
     assert record["epochs"][0]["samples"] == 23
+
+
+def test_a_loader_is_not_run_to_find_the_usual_loss(here, capsys, monkeypatch):
+    def run(self):
+        raise AssertionError("the loader was run")
+
+    monkeypatch.setattr(DataLoader, "__iter__", run)
+    flags = "--batch-size 8 --workers 0 --epochs 1 --devices cpu:1 --out run --json"
+    record = kway(f"train own.py:model --data own.py:loader {flags}", capsys)
+    assert "train_accuracy" in record["epochs"][0]
 
 
 def test_a_proof_of_a_stream(here, capsys):

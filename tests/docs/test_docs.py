@@ -242,7 +242,7 @@ def test_shares_that_a_proof_shows_are_those_that_it_would_cut():
             last = draw(parts, args.steps, shards or max(sizes))[-1][1]
             for size, (_, said) in zip(sizes, rows, strict=True):
                 cuts = [outline(last, 0, 0, rank, size, None, shards).indices for rank in range(size)]
-                assert "+".join(str(len(cut)) for cut in cuts) == said, f"{path.name}: kway {shlex.join(words)}"
+                assert "+".join(str(len(cut)) for cut in cuts) == said, f"{path.name}: {shown}"
                 checked += 1
     assert checked >= 6
 

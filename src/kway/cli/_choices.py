@@ -49,6 +49,12 @@ def optimizer_of(name: str, lr: float | None) -> tuple[Callable[..., Any], str]:
         raise UsageError(f"--lr {lr:g}", "it must be a finite number of at least 0")
     if is_reference(name):
         own = load_object("--optimizer", name)
+        if not callable(own):
+            raise UsageError(
+                f"--optimizer {name} is a {type(own).__name__}",
+                "it is called with the model's named parameters",
+                "name a class of optimizers, or a function that makes one",
+            )
         return (own if lr is None else partial(own, lr=lr)), name if lr is None else f"{name}, lr {lr:g}"
     kind, options = known("optimizer", name, OPTIMIZERS)
     rate = lr if lr is not None else ADAPTIVE_LR if name in _ADAPTIVE else DEFAULT_LR
@@ -59,4 +65,8 @@ def optimizer_of(name: str, lr: float | None) -> tuple[Callable[..., Any], str]:
 
 def _called_if_class(what: str, name: str) -> Any:
     found = load_object(what, name)
-    return found() if isinstance(found, type) else found
+    if not isinstance(found, type):
+        return found
+    from kway.step.build import called
+
+    return called(f"{what} {name}", found, do="name a function, or an object that is already made")

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -15,6 +14,7 @@ from kway.data import sources
 from kway.errors import UsageError
 from kway.job import Job
 from kway.registry import unknown
+from kway.step.build import called
 
 
 def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> tuple[Job, list[str]]:
@@ -103,7 +103,7 @@ def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list
         return source.train, source.validation, source, text, list(source.notices)
     found = load_object("--data", name)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
-        found = _call("--data", name, found)
+        found = called(f"--data {name}", found)
     if isinstance(found, tuple | list) and len(found) == 2 and not any(_is_array(item) for item in found):
         return found[0], found[1], None, f"{name}: training and validation data", []
     return found, None, None, name, []
@@ -111,17 +111,6 @@ def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "shape")
-
-
-def _call(what: str, name: str, function: Callable[[], Any]) -> Any:
-    import traceback
-
-    try:
-        return function()
-    except Exception as error:
-        raise UsageError(
-            f"{traceback.format_exc()}\n{what} {name} raised {type(error).__name__}: {error}"
-        ) from error
 
 
 def _model(text: str, named: Any, source: Any) -> tuple[Any, str]:
@@ -144,26 +133,28 @@ def _model(text: str, named: Any, source: Any) -> tuple[Any, str]:
 
 
 def _usual_loss(data: Any) -> str:
-    """Name the usual loss: cross-entropy for integer targets, MSE for real ones."""
+    """Name the usual loss: cross-entropy for integer targets, MSE for real ones.
+
+    Looks at one sample, in this process: the workers of a ``DataLoader`` do not start, and nothing is drawn.
+    """
+    import torch
+
     from kway.data.parts import take_apart
     from kway.data.share import cut
     from kway.data.stream_reader import held
     from kway.step.inputs import splitter
 
-    if _is_loader(data):
-        batch = next(iter(data))
-    else:
-        parts = held(take_apart(data, batch_size=1, seed=0, shuffle=False), 0, 1)
-        share = cut(parts, parts.order.batch(0, 0), epoch=0, step=0, rank=0, size=1, seed=0)
-        batch = share.micro[0][0]
-    target = splitter(None, None, True)(batch)[2]
+    size = None if isinstance(data, torch.utils.data.DataLoader) else 1
+    parts = held(take_apart(data, batch_size=size, seed=0, shuffle=False), 0, 1)
+    share = cut(parts, parts.order.batch(0, 0)[:1], epoch=0, step=0, rank=0, size=1, seed=0)
+    target = splitter(None, None, True)(share.micro[0][0])[2]
+    if not isinstance(target, torch.Tensor):
+        raise UsageError(
+            f"targets that are a {type(target).__name__}, and no --loss",
+            "the usual loss is known for tensors of numbers",
+            "name one: --loss path/file.py:name",
+        )
     return "mse" if target.is_floating_point() else "cross-entropy"
-
-
-def _is_loader(data: Any) -> bool:
-    from torch.utils.data import DataLoader
-
-    return isinstance(data, DataLoader)
 
 
 def _metrics(loss: Any) -> dict[str, Any]:

@@ -74,7 +74,10 @@ def _from_package(what: str, place: str) -> ModuleType:
                 f"{what}: no module {error.name!r}", "", "check the name, or give path/file.py"
             ) from None
         raise _failed(what, place, error) from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # A module that exits would end the command with its own code, in silence.
         raise _failed(what, place, error) from error
 
 

@@ -24,11 +24,11 @@ def build(job: Job) -> nn.Module:
     """
     with preserved_everywhere():
         torch.manual_seed(job.seed)
-        model = job.model if isinstance(job.model, nn.Module) else _call("the model's factory", job.model)
+        model = job.model if isinstance(job.model, nn.Module) else called("the model's factory", job.model)
         if not isinstance(model, nn.Module):
             raise UsageError(f"model {job.title!r} is a {type(model).__name__}", "it must make an nn.Module")
         if callable(job.init):
-            _call("init", job.init, model)
+            called("init", job.init, model)
         elif job.init is not None:
             load_weights(model, Path(job.init))
     if not any(True for _ in model.parameters()):
@@ -36,20 +36,24 @@ def build(job: Job) -> nn.Module:
     return model
 
 
-def _call(what: str, function: Any, *args: Any) -> Any:
+def called(what: str, function: Any, *args: Any, do: str = "") -> Any:
+    """Return ``function(*args)``. Raises ``UsageError`` with the user's traceback where it fails.
+
+    ``what`` names it in that error, and ``do`` says what can be done.
+    """
     try:
         return function(*args)
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(
-            f"{traceback.format_exc()}\n{what} raised {type(error).__name__}: {error}"
+            f"{traceback.format_exc()}\n{what} raised {type(error).__name__}: {error}", "", do
         ) from error
 
 
 def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     """Call the job's optimizer once. Raises ``UsageError`` with the user's traceback where that fails."""
-    optimizer = _call("the optimizer", job.optimizer, model.named_parameters())
+    optimizer = called("the optimizer", job.optimizer, model.named_parameters())
     if not hasattr(optimizer, "param_groups"):
         raise UsageError(
             f"the optimizer is a {type(optimizer).__name__}", "it must make a torch.optim.Optimizer"
