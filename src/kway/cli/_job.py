@@ -14,7 +14,6 @@ from kway.data import sources
 from kway.errors import UsageError
 from kway.job import Job
 from kway.registry import unknown
-from kway.step.build import called
 
 
 def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> tuple[Job, list[str]]:
@@ -103,6 +102,8 @@ def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list
         return source.train, source.validation, source, text, list(source.notices)
     found = load_object("--data", name)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
+        from kway.step.build import called
+
         found = called(f"--data {name}", found)
     if isinstance(found, tuple | list) and len(found) == 2 and not any(_is_array(item) for item in found):
         return found[0], found[1], None, f"{name}: training and validation data", []
