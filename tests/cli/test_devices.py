@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 
@@ -67,6 +68,20 @@ def test_out_writes_the_record(tmp_path, capsys):
     assert [path.name for path in folder.iterdir()] == ["cluster.json"]
 
 
+def test_out_shows_the_record_only_when_it_is_whole(tmp_path, capsys, monkeypatch):
+    named = []
+
+    def on_a_full_disk(handle):
+        named.extend(path.name for path in tmp_path.rglob("cluster.json"))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", on_a_full_disk)
+    assert main(["devices", "--out", str(tmp_path / "run")]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert named == []
+    assert not (tmp_path / "run").exists()
+
+
 def test_out_joins_a_folder_with_other_records(tmp_path):
     (tmp_path / "train.json").write_text("{}")
     assert main(["devices", "--out", str(tmp_path)]) == 0
@@ -77,7 +92,7 @@ def test_out_refuses_to_overwrite(tmp_path, capsys):
     (tmp_path / "cluster.json").write_text("precious")
     assert main(["devices", "--out", str(tmp_path)]) == 2
     captured = capsys.readouterr()
-    assert "cluster.json exists" in captured.err
+    assert "already holds cluster.json" in captured.err
     assert captured.out == ""
     assert (tmp_path / "cluster.json").read_text() == "precious"
 
@@ -96,6 +111,6 @@ def test_out_that_may_not_be_written(tmp_path, capsys):
     tmp_path.chmod(0o555)
     try:
         assert main(["devices", "--out", str(tmp_path)]) == 2
-        assert "cannot write" in capsys.readouterr().err
+        assert "cannot be written" in capsys.readouterr().err
     finally:
         tmp_path.chmod(0o755)

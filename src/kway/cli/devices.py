@@ -34,26 +34,16 @@ def write_new(cluster: "Cluster", folder: Path) -> Path:
     Raises ``UsageError``, with nothing written, where the folder holds such a record or cannot be written.
     """
     from kway.errors import UsageError
+    from kway.jobs.folder import claimed
 
-    path = folder / f"{cluster.kind}.json"
+    name = f"{cluster.kind}.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with path.open("x") as out:
-            try:
-                out.write(cluster.to_json() + "\n")
-                out.flush()
-            except BaseException:
-                path.unlink()
-                raise
-    except FileExistsError as error:
-        if error.filename == str(path):
-            raise UsageError(f"{path} exists", "kway overwrites no record", "name another folder") from None
-        raise UsageError(f"{folder} is not a folder", "--out takes one, or the name for a new one") from None
+        with claimed(folder, name) as taken:
+            return cluster.save(taken)
     except OSError as error:
         raise UsageError(
-            f"cannot write {path}", error.strerror or str(error), "name another folder"
+            f"cannot write {folder / name}", error.strerror or str(error), "name another folder"
         ) from None
-    return path
 
 
 def lines(cluster: "Cluster") -> Iterator[str]:
