@@ -28,6 +28,10 @@ def net():
     return torch.nn.Linear(2, 2)
 
 
+def numbers():
+    return torch.ones(4, 2), torch.ones(4, 2)
+
+
 def dicts():
     return Worded({"a": 1})
 
@@ -140,3 +144,23 @@ def test_a_failing_factory_shows_its_traceback(here, capsys):
     assert main(["train", "raises.py:make"]) == 2
     assert "raises.py" in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("train mlp --clip-norm 1 --clip-value 1", "leave one out"),
+        ("train mlp --patience 2", "--early-stop validation_loss"),
+        ("train mlp --resume --resume-from x --out y", "--resume-from for another"),
+        ("train mlp --batch-size 8 --batch-size-per-device 8", "leave one out"),
+        ("train mlp --lr nan", "leave it out"),
+        ("train mlp --init nothing", "weights.safetensors"),
+        ("train mlp --init a-file", "name one, or the folder of a run"),
+        ("train mlp --exactness bits --shards 0", "leave it out for 8"),
+        ("train own.py:dicts --loss mse --data own.py:numbers", "return one"),
+        ("evaluate mlp --weights nothing", "the folder of a run"),
+    ],
+)
+def test_the_error_ends_with_what_to_do(here, capsys, line, advice):
+    assert main(line.split()) == 2
+    assert advice in capsys.readouterr().err.rstrip().rpartition("; ")[2]

@@ -44,8 +44,12 @@ def test_sets_of_files_need_a_folder(name, tmp_path):
         load(name)
     with pytest.raises(DataError, match=f"no folder {tmp_path / name}"):
         load(name, tmp_path)
-    with pytest.raises(DataError, match="missing"):
+    with pytest.raises(DataError, match=r"missing.*--data-dir or KWAY_DATA"):
         load(name, tmp_path / "missing")
+
+
+def test_sets_that_read_no_folder_ask_for_none(tmp_path):
+    assert len(load("synthetic", tmp_path / "missing").train) == 5000
 
 
 def test_synthetic_is_the_same_for_a_seed_and_names_the_demo():

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import kway
-from kway.step.build import build
+from kway.step.build import build, make_optimizer
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 
@@ -89,8 +89,16 @@ def test_files_that_do_not_fit(tmp_path):
     with pytest.raises(kway.UsageError, match="cannot be read"):
         build(job_of(net, init=path))
     save_file({"weight": torch.ones(2, 2)}, path)
-    with pytest.raises(kway.UsageError, match="missing bias; not in the model none"):
+    with pytest.raises(
+        kway.UsageError, match=r"missing bias; not in the model none.*; use the weights of this model"
+    ):
         build(job_of(net, init=path))
     save_file({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, path)
-    with pytest.raises(kway.UsageError, match=r"'weight' has shape \(2, 3\): the model has \(2, 2\)"):
+    with pytest.raises(kway.UsageError, match=r"'weight' has shape \(2, 3\): the model has \(2, 2\); build"):
         build(job_of(net, init=path))
+
+
+def test_an_optimizer_that_is_none():
+    job = kway.Job(model=net, loss=nn.MSELoss(), optimizer=lambda parameters: 5, data=torch.ones(2, 2))
+    with pytest.raises(kway.UsageError, match=r"is a int: it must make .*; pass partial"):
+        make_optimizer(job, net())

@@ -46,7 +46,9 @@ def loss_of(name: str) -> Any:
 def optimizer_of(name: str, lr: float | None) -> tuple[Callable[..., Any], str]:
     """Return an optimizer factory by name, or the user's own, and how to print it. Raises ``UsageError``."""
     if lr is not None and not 0 <= lr < math.inf:
-        raise UsageError(f"--lr {lr:g}", "it must be a finite number of at least 0")
+        raise UsageError(
+            f"--lr {lr:g}", "it must be a finite number of at least 0", "leave it out for the usual one"
+        )
     if is_reference(name):
         own = load_object("--optimizer", name)
         if not callable(own):

@@ -168,7 +168,7 @@ def _metrics(loss: Any) -> dict[str, Any]:
 
 def _existing(path: str | None) -> str | None:
     if path is not None and not Path(path).is_file():
-        raise UsageError(f"--init {path}", "no such file")
+        raise UsageError(f"--init {path}", "no such file", "name one, like runs/first/weights.safetensors")
     return path
 
 

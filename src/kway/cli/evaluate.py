@@ -46,5 +46,7 @@ def weights_file(path: Path) -> Path:
 
     file = path / "weights.safetensors" if path.is_dir() else path
     if not file.is_file():
-        raise UsageError(f"--weights {path}", f"no file {file}")
+        raise UsageError(
+            f"--weights {path}", f"no file {file}", "name a safetensors file, or the folder of a run"
+        )
     return file

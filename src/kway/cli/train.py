@@ -72,11 +72,19 @@ def _check(args: argparse.Namespace) -> None:
     from kway.errors import UsageError
 
     if args.clip_norm is not None and args.clip_value is not None:
-        raise UsageError("--clip-norm and --clip-value", "only one of them")
+        raise UsageError("--clip-norm and --clip-value", "only one of them", "leave one out")
     if args.patience is not None and args.early_stop is None:
-        raise UsageError("--patience without --early-stop", "there is nothing to wait for")
+        raise UsageError(
+            "--patience without --early-stop",
+            "there is nothing to wait for",
+            "name a figure: --early-stop validation_loss",
+        )
     if args.resume and args.resume_from is not None:
-        raise UsageError("--resume and --resume-from", "only one of them")
+        raise UsageError(
+            "--resume and --resume-from",
+            "only one of them",
+            "--resume for the run in --out, --resume-from for another",
+        )
     if args.resume and args.out is None:
         raise UsageError(
             "--resume without --out", "its checkpoints are looked for there", "name the run's folder"
@@ -96,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     fixed: dict[str, object] = {}
     if args.batch_size_per_device is not None:
         if args.batch_size is not None:
-            raise UsageError("--batch-size and --batch-size-per-device", "only one of them")
+            raise UsageError("--batch-size and --batch-size-per-device", "only one of them", "leave one out")
         positive("--batch-size-per-device", args.batch_size_per_device)
         where = place(
             args.devices,

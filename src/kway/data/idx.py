@@ -36,7 +36,7 @@ def load_folder(name: str, data_dir: Path | None, checksums: Mapping[str, str]) 
         raise DataError(
             f"no folder {folder}",
             f"the four IDX files of {name}",
-            "put them there, or name another --data-dir",
+            "put them there, or name another root with --data-dir or KWAY_DATA",
         )
     # All four are found before the first is read: a missing one is told at once.
     files = {

@@ -91,9 +91,11 @@ def bounds(total: int, parts: int, part: int) -> tuple[int, int]:
 def check_batch_size(batch_size: object) -> int:
     """Return the batch size as a plain integer. Raises ``UsageError`` where it is none, or below 1."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
-        raise UsageError(f"batch size {batch_size!r}", "a whole number of samples, at least 1")
+        raise UsageError(
+            f"batch size {batch_size!r}", "a whole number of samples, at least 1", "give one, like 256"
+        )
     if batch_size < 1:
-        raise UsageError(f"batch size {batch_size}", "at least 1 sample")
+        raise UsageError(f"batch size {batch_size}", "at least 1 sample", "give a number like 256")
     return int(batch_size)
 
 

@@ -4,7 +4,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kway.errors import DataError
 from kway.registry import modules_of, unknown
 
 if TYPE_CHECKING:
@@ -28,7 +27,5 @@ def load(name: str, data_dir: Path | None = None, seed: int = 0) -> "Source":
     """
     if name not in names():
         raise unknown("data set", name, names())
-    if data_dir is not None and not data_dir.is_dir():
-        raise DataError(f"data folder {data_dir}", "it does not exist or is not a folder")
     source: Source = import_module(f"{_SETS}.{name.replace('-', '_')}").load(data_dir, seed)
     return source

@@ -26,7 +26,9 @@ def build(job: Job) -> nn.Module:
         torch.manual_seed(job.seed)
         model = job.model if isinstance(job.model, nn.Module) else called("the model's factory", job.model)
         if not isinstance(model, nn.Module):
-            raise UsageError(f"model {job.title!r} is a {type(model).__name__}", "it must make an nn.Module")
+            raise UsageError(
+                f"model {job.title!r} is a {type(model).__name__}", "it must make an nn.Module", "return one"
+            )
         if callable(job.init):
             called("init", job.init, model)
         elif job.init is not None:
@@ -56,7 +58,9 @@ def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     optimizer = called("the optimizer", job.optimizer, model.named_parameters())
     if not hasattr(optimizer, "param_groups"):
         raise UsageError(
-            f"the optimizer is a {type(optimizer).__name__}", "it must make a torch.optim.Optimizer"
+            f"the optimizer is a {type(optimizer).__name__}",
+            "it must make a torch.optim.Optimizer",
+            "pass partial(torch.optim.SGD, lr=0.1), say",
         )
     return optimizer  # type: ignore[no-any-return]
 
@@ -70,7 +74,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
     try:
         state = read_tensors(path)
     except (OSError, SafetensorError) as error:
-        raise UsageError(f"weights {path} cannot be read: {error}", "a safetensors file is needed") from None
+        raise UsageError(
+            f"weights {path} cannot be read: {error}",
+            "a safetensors file is needed",
+            "name one, or the folder of a run",
+        ) from None
     load_tensors(model, state, path)
 
 
@@ -91,12 +99,14 @@ def check_names(model: nn.Module, state: dict[str, torch.Tensor], source: object
         raise UsageError(
             f"weights {source}: missing {_few(missing)}; not in the model {_few(extra)}",
             f"they must have the model's {len(own)} names",
+            "use the weights of this model, or the model that they are of",
         )
     for name, value in own.items():
         if value.shape != state[name].shape:
             raise UsageError(
                 f"weights {source}: {name!r} has shape {tuple(state[name].shape)}",
                 f"the model has {tuple(value.shape)}",
+                "build the model with the sizes that the weights were trained with",
             )
 
 

@@ -55,7 +55,11 @@ def fit(text: str, devices: int) -> dict[str, int]:
     pairs = named_sizes(text)
     fixed = prod(size for _, size in pairs if size is not None)
     if [size for _, size in pairs].count(None) > 1:
-        raise UsageError(f"strategy {text!r}", "only one axis may be named without a size")
+        raise UsageError(
+            f"strategy {text!r}",
+            "only one axis may be named without a size",
+            "give the others one, like data=2",
+        )
     open_size = devices // fixed
     sizes = {axis: size or open_size for axis, size in pairs}
     if prod(sizes.values()) != devices or 0 in sizes.values():
@@ -78,12 +82,16 @@ def check_level(layout: Mapping[str, int], level: str, shards: int = DEFAULT_SHA
     """Raise ``UsageError`` for an unknown level, ``RefusedError`` for one that an axis cannot keep."""
     level_of(level)
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
-        raise UsageError(f"shards={shards!r}", "it must be a whole number of at least 1")
+        raise UsageError(
+            f"shards={shards!r}", "it must be a whole number of at least 1", "leave it out for 8"
+        )
     known = axes()
     for axis in layout:
         if level not in known[axis].levels:
             keeps = ", ".join(sorted(known[axis].levels))
-            raise RefusedError(f"{title(layout)} cannot keep exactness {level!r}", f"it keeps {keeps}")
+            raise RefusedError(
+                f"{title(layout)} cannot keep exactness {level!r}", f"it keeps {keeps}", "choose one of these"
+            )
 
 
 def check_model(
