@@ -19,7 +19,7 @@ SHARDS = 5
 
 def test_buckets_come_in_the_order_of_backward_and_cover_every_vector():
     pieces = [(0, 32, 40), (1, 0, 6), (0, 40, 60), (1, 6, 10), (0, 60, 61)]
-    assert cut(pieces, [4, 8], 0, 64) == [
+    assert cut(pieces, [4, 8], 0, 64, 16) == [
         Bucket(0, 40, 61, (4, 2)),
         Bucket(1, 0, 10, (3, 1)),
         Bucket(0, 0, 40, (0,)),
@@ -30,7 +30,13 @@ def test_buckets_come_in_the_order_of_backward_and_cover_every_vector():
 def test_every_entry_lies_in_one_bucket_and_the_front_of_the_carrier_in_the_last(limit):
     dtypes = [torch.float32, torch.bfloat16, torch.float64, torch.float32, torch.complex64]
     flat = FlatGradients([nn.Parameter(torch.zeros(3, 5, dtype=dtype)) for dtype in dtypes], 3)
-    found = cut(flat.pieces, [vector.element_size() for vector in flat.vectors], flat.carrier, limit)
+    found = cut(
+        flat.pieces,
+        [vector.element_size() for vector in flat.vectors],
+        flat.carrier,
+        limit,
+        len(flat.vectors[flat.carrier]),
+    )
     for number, vector in enumerate(flat.vectors):
         spans = sorted((b.start, b.stop) for b in found if b.vector == number)
         assert spans[0][0] == 0
@@ -41,7 +47,7 @@ def test_every_entry_lies_in_one_bucket_and_the_front_of_the_carrier_in_the_last
 
 
 def test_a_model_without_parameters_has_one_bucket():
-    assert cut([], [4], 0, 64) == [Bucket(0, 0, 0, ())]
+    assert cut([], [4], 0, 64, 5) == [Bucket(0, 0, 5, ())]
 
 
 class Twice(nn.Module):

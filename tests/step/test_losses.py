@@ -299,3 +299,48 @@ def test_an_unknown_reduction_is_an_error():
     loss.reduction = "median"
     with pytest.raises(UsageError, match="median"):
         rule_for(loss, CPU)
+
+
+def shares(rule, output, target, cuts):
+    return [rule(output[a:b], target[a:b], b - a) for a, b in pairwise(cuts)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("loss", [nn.MSELoss(), lambda output, target: (output - target).square()])
+def test_a_half_sums_and_counts_in_single_precision(loss, dtype):
+    output, target = torch.full((70_001,), 3.0, dtype=dtype), torch.zeros(70_001, dtype=dtype)
+    total, weight = rule_for(loss, CPU)(output, target, len(output))
+    assert (float(total), float(weight)) == (9.0 * 70_001, 70_001.0)
+
+
+def test_a_half_of_a_pair_keeps_its_weight():
+    def loss(output, target):
+        return output.sum(), 1001
+
+    total, weight = rule_for(loss, CPU)(torch.ones(3, dtype=torch.bfloat16), None, 3)
+    assert (float(total), float(weight)) == (3.0, 1001.0)
+    assert total.dtype == weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.MultiMarginLoss(reduction="sum"),
+        partial(F.mse_loss, reduction="sum"),
+        partial(F.mse_loss, size_average=False),
+        partial(F.gaussian_nll_loss, var=0.7, reduction="sum"),
+    ],
+)
+def test_a_sum_of_torch_s_own_adds_up(loss):
+    output = torch.randn(7, 3)
+    target = torch.arange(7) % 3 if isinstance(loss, nn.MultiMarginLoss) else torch.randn(7, 3)
+    rule = rule_for(loss, CPU)
+    assert not rule.averaged
+    parts = shares(rule, output, target, [0, 2, 7])
+    torch.testing.assert_close(sum(total for total, _ in parts), loss(output, target))
+
+
+@pytest.mark.parametrize("kind", [nn.HingeEmbeddingLoss, nn.KLDivLoss, nn.MSELoss])
+def test_shapes_that_torch_would_stretch_are_refused(kind):
+    with pytest.raises(UsageError, match="stretch"):
+        rule_for(kind(), CPU)(torch.rand(4, 1), torch.ones(4), 4)

@@ -33,11 +33,12 @@ class Bucket:
     parameters: tuple[int, ...]
 
 
-def cut(pieces: Sequence[Piece], widths: Sequence[int], tail: int, limit: int) -> list[Bucket]:
+def cut(pieces: Sequence[Piece], widths: Sequence[int], tail: int, limit: int, length: int) -> list[Bucket]:
     """Cut flat vectors into buckets of about ``limit`` bytes, in the order in which backward completes them.
 
     Backward reaches the last parameters first. ``widths``: bytes of an entry by vector. What comes before the
-    first parameter of vector ``tail`` is known only after backward: it belongs to the last bucket of all.
+    first parameter of vector ``tail`` (all of its ``length``, if there is none) is known only after backward: it
+    belongs to the last bucket of all.
     """
     buckets: list[Bucket] = []
     open_: dict[int, list[int]] = {}
@@ -47,7 +48,7 @@ def cut(pieces: Sequence[Piece], widths: Sequence[int], tail: int, limit: int) -
         held.append(place)
         if (pieces[held[0]][2] - start) * widths[number] >= limit:
             buckets.append(Bucket(number, start, pieces[held[0]][2], tuple(open_.pop(number))))
-    first = min((start for number, start, _ in pieces if number == tail), default=0)
+    first = min((start for number, start, _ in pieces if number == tail), default=length)
     for number in [*(number for number in open_ if number != tail), tail]:
         held = open_.get(number, [])
         start = 0 if number == tail else pieces[held[-1]][1]
@@ -70,7 +71,8 @@ class BucketedTree:
         widths = [vector.element_size() for vector in flat.vectors]
         size = BUCKET_BYTES if limit is None else limit
         # One device has nobody to wait for.
-        self.buckets = cut(flat.pieces, widths, flat.carrier, size if tree.group.size > 1 else sys.maxsize)
+        limit = size if tree.group.size > 1 else sys.maxsize
+        self.buckets = cut(flat.pieces, widths, flat.carrier, limit, len(flat.vectors[flat.carrier]))
         device = flat.vectors[0].device
         stream: Any = torch.cuda.Stream
         beside = device.type == "cuda" and tree.group.size > 1

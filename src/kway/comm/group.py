@@ -12,6 +12,20 @@ from kway.comm.trace import Trace
 # The collective was renamed in torch 2.13; the old name warns there, the new one does not exist before.
 _gather_flat: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+# What every back end can send. Tensors of other dtypes travel as bytes, where nothing is added up.
+_KNOWN = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+    }
+)
+
 # For ranks whose progress nobody looks at.
 NOT_WATCHED = nullcontext()
 
@@ -55,10 +69,11 @@ class Group:
         if self.size == 1:
             return tensor.unsqueeze(0)
         self.trace.note("stack", tensor.shape, tensor.dtype)
-        gathered = tensor.new_empty((self.size * tensor.numel(),))
+        sent = _sendable(tensor.contiguous().reshape(-1))
+        gathered = sent.new_empty((self.size * sent.numel(),))
         with self.waiting:
-            _gather_flat(gathered, tensor.contiguous().reshape(-1), group=self.handle)
-        return gathered.reshape(self.size, *tensor.shape)
+            _gather_flat(gathered, sent, group=self.handle)
+        return gathered.view(tensor.dtype).reshape(self.size, *tensor.shape)
 
     def exchange(
         self, sent: torch.Tensor, sent_sizes: list[int], sizes: list[int]
@@ -82,11 +97,11 @@ class Group:
         return answer
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Overwrite ``tensor`` with the first rank's values and return it."""
+        """Overwrite ``tensor``, which is contiguous, with the first rank's values and return it."""
         if self.size > 1:
             self.trace.note("broadcast", tensor.shape, tensor.dtype)
             with self.waiting:
-                dist.broadcast(tensor, src=self.ranks[0], group=self.handle)
+                dist.broadcast(_sendable(tensor.view(-1)), src=self.ranks[0], group=self.handle)
         return tensor
 
     def objects(self, value: Any) -> list[Any]:
@@ -105,3 +120,8 @@ class Group:
             self.trace.note("barrier")
             with self.waiting:
                 dist.barrier(group=self.handle)
+
+
+def _sendable(flat: torch.Tensor) -> torch.Tensor:
+    """Return a flat tensor as something that every back end can send, in the same memory."""
+    return flat if flat.dtype in _KNOWN else flat.view(torch.uint8)

@@ -13,7 +13,8 @@ class GradientReducer:
     """Sums the gradients of ``parameters`` over ``group``, together with a vector of ``scalars`` numbers.
 
     One all-reduce for each dtype. The gradients of the parameters named in ``tables`` may be sparse and stay so,
-    by a gather of their rows; a sparse gradient of another parameter becomes dense.
+    by a gather of their rows; a sparse gradient of another parameter becomes dense. ``frozen``: the model's other
+    parameters, which have no gradient.
     """
 
     def __init__(
@@ -22,12 +23,13 @@ class GradientReducer:
         group: Group,
         scalars: int,
         tables: Collection[torch.nn.Parameter] = (),
+        frozen: Collection[torch.nn.Parameter] = (),
     ) -> None:
         self.parameters, self.group = list(parameters), group
         wanted = {id(table) for table in tables}
         sparse = [parameter for parameter in self.parameters if id(parameter) in wanted]
         dense = [parameter for parameter in self.parameters if id(parameter) not in wanted]
-        self.flat = FlatGradients(dense, scalars, beside=sparse)
+        self.flat = FlatGradients(dense, scalars, beside=[*sparse, *frozen])
         self.sparse = SparseReducer(sparse, group)
 
     def reduce(self, scalars: torch.Tensor, counts: bool = True) -> torch.Tensor:

@@ -6,8 +6,8 @@ another, can be handed numbers of a tensor that it never asked for, without an e
 
 import zlib
 
-# Fingerprints may travel in single precision, where a sum of as many as 256 of them is exact up to here.
-_LIMIT = 1 << 16
+# Fingerprints may travel in single precision, two in one number, where a sum of 256 such is exact up to here.
+_LIMIT = 1 << 15
 
 
 class Trace:
@@ -21,6 +21,6 @@ class Trace:
         self._sum = zlib.crc32(f"{name}{shape}{dtype}".encode(), self._sum)
 
     def take(self) -> int:
-        """Return the fingerprint, from 1 to 2^16 - 1, and start anew."""
+        """Return the fingerprint, from 1 to 2^15 - 1, and start anew."""
         found, self._sum = self._sum, 0
         return found % (_LIMIT - 1) + 1

@@ -1,7 +1,8 @@
 """What every kind of step shares: model, loss, precision, optimizer, schedule."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import is_
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from kway.step.gradients import resolve_conjugates
 from kway.step.inputs import caller, move, splitter
 from kway.step.losses import rule_for
 from kway.step.precision import precision_of
+from kway.step.signs import Signs
 from kway.step.tally import Tally
 
 Tensor = torch.Tensor
@@ -65,15 +67,43 @@ class StepCore(ABC):
         self.average = MovingAverage(model, job.ema) if job.ema is not None else None
         # A small whole number that this rank tells all others with the gradients of the next step.
         self.asked = 0
+        self.group, self.signs = group, Signs(group)
+        self._stepped = True
         self._weigh: Tensor | None = None
         self._known = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        self._modules = list(model.modules())
         self._stateful = {
-            id(module) for module in model.modules() if next(module.buffers(recurse=False), None) is not None
+            id(module) for module in self._modules if next(module.buffers(recurse=False), None) is not None
         }
 
-    @abstractmethod
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
+        self.prepare(share)
+        outcome = self.gradients(share, self.seeds(share, step), tally)
+        penalty = self.update()
+        self.advance()
+        return outcome if penalty is None else replace(outcome, loss=outcome.loss + penalty)
+
+    def prepare(self, share: Share) -> bool:
+        """Do what a step needs of the host before anything is computed.
+
+        Return whether the model has other parameters than at the last step. Raises ``UsageError`` and
+        ``RefusedError``.
+        """
+        self.signs.begin(self.asked)
+        return self.check_parameters()
+
+    @abstractmethod
+    def seeds(self, share: Share, step: int) -> list[int]:
+        """List the keys from which this rank draws in optimizer step number ``step``, in order."""
+
+    @abstractmethod
+    def gradients(self, share: Share, seeds: list[int], tally: Tally | None = None) -> Outcome:
+        """Leave the gradient of the global batch on the parameters of every rank; a penalty is not in it.
+
+        ``seeds``: as ``seeds`` lists them; of none, generators are left as they are. What is computed depends on
+        shapes and on tensors only, so that a device can be told to do the same again.
+        """
 
     def output(self, batch: Any) -> Any:
         """Run the model alone on one collated batch, which need not hold a target."""
@@ -115,11 +145,12 @@ class StepCore(ABC):
         if not calls.is_cuda:
             check_calls(calls, own)
             return calls.new_zeros(())
-        if self._weigh is None or self._weigh.dtype != calls.dtype:
-            weights = torch.full((len(calls),), -1.0, dtype=calls.dtype)
+        if self._weigh is None:
+            weights = torch.full((len(calls),), -1.0, dtype=torch.float64)
             weights[0] = len(calls) - 1.0
             self._weigh = (weights * 2.0**64).to(calls.device)
-        return torch.asin(torch.dot(calls, self._weigh))
+        # In double precision, where such a sum is exact for any number of ranks.
+        return torch.asin(torch.dot(calls.double(), self._weigh)).to(calls.dtype)
 
     def check_parameters(self) -> bool:
         """Return whether the model has other parameters than at the last step, or trains others of them.
@@ -129,10 +160,12 @@ class StepCore(ABC):
         run began: what kway does for such layers is not done for it. Raises ``UsageError``.
         """
         now = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
+        modules = list(self.model.modules())
         known = self._known
-        if len(now) == len(known) and all(
+        same = len(now) == len(known) and all(
             a is b and c == d for (a, c), (b, d) in zip(now, known, strict=True)
-        ):
+        )
+        if same and len(modules) == len(self._modules) and all(map(is_, modules, self._modules)):
             return False
         for name, module in self.model.named_modules():
             if next(module.buffers(recurse=False), None) is not None and id(module) not in self._stateful:
@@ -151,11 +184,11 @@ class StepCore(ABC):
                     "change the values in place (no_grad, copy_), give the optimizer all parameters from the "
                     "beginning, or hand it over with add_param_group",
                 )
-        self._known = now
-        return True
+        self._known, self._modules = now, modules
+        return not same
 
     def update(self) -> Tensor | None:
-        """Add the penalty once, clip what was reduced, step optimizer, schedule and average. Return the penalty.
+        """Add the penalty once, clip what was reduced, step optimizer and average. Return the penalty.
 
         What overflowed is no step: schedule and average stay where they are with the optimizer.
         """
@@ -176,19 +209,22 @@ class StepCore(ABC):
         resolve_conjugates(parameters)
         if self.clip is not None and parameters:
             clip_gradients(parameters, *self.clip)
-        stepped = True
+        self._stepped = True
         if scaler is None:
             self.optimizer.step()
         else:
             before = scaler.get_scale()
             scaler.step(self.optimizer)
             scaler.update()
-            stepped = scaler.get_scale() >= before
-        if stepped and self.schedule is not None and not waits_for_figure(self.schedule):
-            self.schedule.step()
-        if stepped and self.average is not None:
+            self._stepped = scaler.get_scale() >= before
+        if self._stepped and self.average is not None:
             self.average.update()
         return penalty
+
+    def advance(self) -> None:
+        """Let the schedule count the step that ``update`` took, if it took one."""
+        if self._stepped and self.schedule is not None and not waits_for_figure(self.schedule):
+            self.schedule.step()
 
 
 def check_calls(calls: Tensor, own: int | None = None) -> None:
@@ -211,8 +247,3 @@ def check_calls(calls: Tensor, own: int | None = None) -> None:
 def waits_for_figure(schedule: Any) -> bool:
     """Whether a scheduler advances by a figure of a validation instead of with every optimizer step."""
     return isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
-
-
-def wide(total: Tensor) -> torch.dtype:
-    """Return the dtype in which the losses and weights of a step travel."""
-    return torch.promote_types(total.dtype, torch.float32)

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from kway.step.precision import wide
+
 Tensor = torch.Tensor
 
 
@@ -91,13 +93,13 @@ class MovingAverage:
 
 def _start(parameter: nn.Parameter) -> Tensor:
     """Copy a parameter, in single precision at least: a half would round small steps of the average away."""
-    return parameter.detach().to(_wide(parameter.dtype), copy=True)
+    return parameter.detach().to(_average_dtype(parameter.dtype), copy=True)
 
 
 def _fits(average: Tensor, parameter: nn.Parameter) -> bool:
-    wanted = parameter.shape, _wide(parameter.dtype), parameter.device
+    wanted = parameter.shape, _average_dtype(parameter.dtype), parameter.device
     return (average.shape, average.dtype, average.device) == wanted
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
+def _average_dtype(dtype: torch.dtype) -> torch.dtype:
+    return wide(dtype) if dtype.is_floating_point else dtype

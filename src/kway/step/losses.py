@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kway.errors import RefusedError, UsageError
+from kway.step.precision import wide
 
 Tensor = torch.Tensor
 
@@ -26,7 +27,10 @@ _ELEMENTWISE = (
     nn.MultiLabelSoftMarginLoss, nn.HingeEmbeddingLoss,
 )  # fmt: skip
 # Of these, the ones that broadcast where the shapes of output and target differ.
-_SAME_SHAPE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
+_SAME_SHAPE = (
+    nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss, nn.KLDivLoss,
+    nn.HingeEmbeddingLoss,
+)  # fmt: skip
 # Of these, the ones whose weights broadcast against the output.
 _BROADCASTING = (nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 # Built-in losses whose mean divides by the weights of the classes that are not ignored.
@@ -79,6 +83,10 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
     if builtin is None:
         if isinstance(loss, nn.Module):
             loss = _placed(loss, device, floating)
+        if _is_torch_s_sum(loss):
+            return LossRule(
+                lambda output, target, samples: _total(loss(output, target), float(samples)), False
+            )
         return LossRule(lambda output, target, samples: _own(loss(output, target), samples, "the loss"), True)
     module = _placed(builtin, device, floating)
     reduction = str(module.reduction)
@@ -96,12 +104,19 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         _check_weights(module, output)
         losses: Tensor = module(output, target)
         if reduction == "batchmean":
-            return losses.sum(), losses.new_full((), float(losses.shape[0]))
+            return _total(losses, float(losses.shape[0]))
         if reduction == "mean" and isinstance(module, _BY_CLASS) and not target.is_floating_point():
-            return losses.sum(), _class_weight(module, target, losses)
-        return losses.sum(), losses.new_full((), float(losses.numel()))
+            return _total(losses, _class_weight(module, target))
+        return _total(losses, float(losses.numel()))
 
     return LossRule(compute, reduction != "sum")
+
+
+def _total(losses: Tensor, weight: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Sum up in single precision at least: a half rounds counts above 2,048, and ends at 65,504."""
+    dtype = wide(losses.dtype)
+    total = losses.sum(dtype=dtype)
+    return total, weight.to(dtype) if isinstance(weight, Tensor) else total.new_full((), weight)
 
 
 def _kl_mean_is_by_sample() -> bool:
@@ -144,18 +159,34 @@ def _as_builtin(loss: Any) -> nn.Module | None:
     if isinstance(loss, nn.Module):
         known = next((kind for kind in (*_ELEMENTWISE, *_BY_CLASS) if isinstance(loss, kind)), None)
         return loss if known is not None and type(loss).forward is known.forward else None
-    function: Any = loss
-    options: dict[str, Any] = {}
-    while isinstance(function, partial) and not function.args:
-        options = {**function.keywords, **options}
-        function = function.func
+    function, options = _unwrapped(loss)
     kind = _FUNCTIONS.get(function) if _hashable(function) else None
-    if kind is None or {"size_average", "reduce"} & options.keys():
+    if kind is None:
         return None
     try:
         return kind(**options)
     except TypeError:
         return None
+
+
+def _unwrapped(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the function inside of partials, and the options that they give it."""
+    function: Any = loss
+    options: dict[str, Any] = {}
+    while isinstance(function, partial) and not function.args:
+        options = {**function.keywords, **options}
+        function = function.func
+    return function, options
+
+
+def _is_torch_s_sum(loss: Any) -> bool:
+    """Whether a loss is one of torch's that are not known one by one, and sums up: its parts add up as they are."""
+    if isinstance(loss, nn.Module):
+        kind: Any = next((k for k in type(loss).__mro__ if k.__module__ == nn.MSELoss.__module__), None)
+        own = kind is not None and type(loss).forward is kind.forward
+        return own and getattr(loss, "reduction", None) == "sum"
+    function, options = _unwrapped(loss)
+    return getattr(function, "__module__", None) == F.__name__ and options.get("reduction") == "sum"
 
 
 def _hashable(value: Any) -> bool:
@@ -166,21 +197,22 @@ def _placed(loss: nn.Module, device: torch.device, floating: torch.dtype | None)
     return copy.deepcopy(loss).to(device=device, dtype=floating)
 
 
-def _class_weight(module: nn.Module, target: Tensor, losses: Tensor) -> Tensor:
+def _class_weight(module: nn.Module, target: Tensor) -> Tensor:
     """Sum the weights of the classes of all targets that are not ignored."""
     valid: Tensor = torch.ne(target, int(module.ignore_index))  # type: ignore[arg-type]
     weight = vars(module)["_buffers"].get("weight")
     if weight is None:
-        return valid.sum().to(losses.dtype)
-    total: Tensor = weight[target.masked_fill(~valid, 0)].masked_fill(~valid, 0).sum()
-    return total.to(losses.dtype)
+        return valid.sum()
+    total: Tensor = weight[target.masked_fill(~valid, 0)].masked_fill(~valid, 0).sum(dtype=wide(weight.dtype))
+    return total
 
 
 def _own(value: Any, samples: int, who: str) -> tuple[Tensor, Tensor]:
     """Read what a user's loss returned: per-sample losses, ``(sum, weight)``, or a scalar."""
     if isinstance(value, tuple | list) and len(value) == 2:
         total, weight = value
-        return total, torch.as_tensor(weight, dtype=total.dtype, device=total.device).detach()
+        dtype = wide(total.dtype)
+        return total.to(dtype), torch.as_tensor(weight, dtype=dtype, device=total.device).detach()
     if not isinstance(value, torch.Tensor):
         raise UsageError(
             f"{who} returned a {type(value).__name__}",
@@ -189,8 +221,8 @@ def _own(value: Any, samples: int, who: str) -> tuple[Tensor, Tensor]:
     if value.dim() == 0:
         warnings.warn(
             f"{who} returned a scalar: it is taken as a mean over the samples it saw. Return per-sample "
-            "losses or (sum, weight) to be exact for any weights",
+            "losses or (sum, weight) to be exact for any weights; a plain sum would change with the number of devices",
             stacklevel=2,
         )
-        return value * samples, value.new_full((), float(samples))
-    return value.sum(), value.new_full((), float(value.numel()))
+        return _total(value.to(wide(value.dtype)) * samples, float(samples))
+    return _total(value, float(value.numel()))

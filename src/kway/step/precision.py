@@ -64,6 +64,11 @@ def widened(own: torch.dtype, floating: torch.dtype) -> torch.dtype:
     return floating if own.is_floating_point else own
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype, at least single precision, in which sums, counts and averages of ``dtype`` are kept."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 _KNOWN = {
     "fp64": Precision("fp64", floating=torch.float64),
     "fp32": Precision("fp32"),

@@ -12,12 +12,14 @@ from kway.comm.tree import Span, TreeReducer, halves
 from kway.data.loader import Share
 from kway.data.order import bounds
 from kway.data.seeds import key
+from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.batchnorm import Presence
-from kway.step.core import Outcome, StepCore, wide
+from kway.step.core import Outcome, StepCore
 from kway.step.gradients import sparse_parameters
 from kway.step.kept_buffers import KeptBuffers
 from kway.step.pooled import ShardStatistics
+from kway.step.precision import wide
 from kway.step.seeds import seed_generators
 from kway.step.tally import Tally, measure
 
@@ -44,24 +46,34 @@ class ShardStep(StepCore):
         statistics: ShardStatistics,
     ) -> None:
         super().__init__(job, model, optimizer, device, presence, group, shards)
-        self.group, self.shards, self.statistics = group, shards, statistics
+        self.shards, self.statistics = shards, statistics
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
         self.first = held[group.rank][0]
         self._tree = TreeReducer(group.apart(), shards, held)
         self._kept = KeptBuffers(model, [*statistics.layers])
         self._lay_out()
 
-    def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
-        """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
-        if self.check_parameters():
+    def prepare(self, share: Share) -> bool:
+        """Do what a step needs of the host before anything is computed: see ``StepCore.prepare``."""
+        changed = super().prepare(share)
+        if changed:
             self._lay_out()
+        return changed
+
+    def seeds(self, share: Share, step: int) -> list[int]:
+        """Return one key for each shard of this rank."""
+        shards = range(self.first, self.first + len(share.micro))
+        return [key(self.job.seed, "step", step, "shard", shard) for shard in shards]
+
+    def gradients(self, share: Share, seeds: list[int], tally: Tally | None = None) -> Outcome:
+        """Leave the gradient of the global batch on the parameters: see ``StepCore.gradients``."""
         self.presence.take(share)
         self._doubles = False
         self.statistics.clear()
         self._kept.begin()
 
         def leaf(shard: int) -> list[Tensor]:
-            scalars, counts = self._shard(shard, share, step, tally)
+            scalars, counts = self._shard(shard, share, seeds, tally)
             self._flat.collect(scalars, counts)
             return [vector.clone() for vector in self._flat.vectors]
 
@@ -74,13 +86,9 @@ class ShardStep(StepCore):
             left, (start, stop) = halves((start, stop))
             spine.append(_summed(left, leaf))
         with self._buckets.during_backward(partials, spine):
-            scalars, counts = self._shard(start, share, step, tally)
-        own = self.group.trace.take()
+            scalars, counts = self._shard(start, share, seeds, tally)
         rows = scalars[2 * self.shards : 4 * self.shards].view(2, self.shards)
-        # Not by assignment, for which torch waits for the device.
-        rows[0, self.group.rank].fill_(own)
-        if self.asked:
-            rows[1, self.group.rank].fill_(self.asked)
+        own = self.signs.write(rows[0, self.group.rank], rows[1, self.group.rank])
         complete = self._buckets.finish(scalars, counts)
         self._flat.hand_out(complete)
         self.statistics.finish(self.group)
@@ -99,15 +107,27 @@ class ShardStep(StepCore):
         self._flat.divide_(weight / share.total if self.rule.averaged else late + 1.0 / share.total)
         if self.rule.averaged:
             loss = loss / weight
-        penalty = self.update()
-        return Outcome(loss if penalty is None else loss + penalty, weight, losses, asked, calls)
+        return Outcome(loss, weight, losses, asked, calls)
 
     def _lay_out(self) -> None:
-        parameters = list(self.model.parameters())
-        self._flat = FlatGradients(parameters, 4 * self.shards + 2, sparse_parameters(self.model))
+        # Not the frozen ones: they would be cloned and travel as zeros.
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._frozen = [parameter for parameter in self.model.parameters() if not parameter.requires_grad]
+        tables = sparse_parameters(self.model)
+        self._flat = FlatGradients(parameters, 4 * self.shards + 2, tables, beside=self._frozen)
         self._buckets = BucketedTree(self._flat, self._tree)
 
-    def _shard(self, shard: int, share: Share, step: int, tally: Tally | None) -> tuple[Tensor, bool]:
+    def _check_frozen(self) -> None:
+        """Raise ``RefusedError`` for a gradient that nobody laid out a place for."""
+        late = next((parameter for parameter in self._frozen if parameter.grad is not None), None)
+        if late is not None:
+            raise RefusedError(
+                f"a parameter of shape {tuple(late.shape)} that was frozen before the step has a gradient after it",
+                "at exactness bits parameters are frozen and unfrozen between steps",
+                "set requires_grad outside of the model's forward",
+            )
+
+    def _shard(self, shard: int, share: Share, seeds: list[int], tally: Tally | None) -> tuple[Tensor, bool]:
         """Compute one shard's gradients. Return numbers, and whether it has samples.
 
         The numbers are its loss and weight in its own slots, twice as many zeros as there are shards, whether they
@@ -118,11 +138,13 @@ class ShardStep(StepCore):
         slots = None
         if samples:
             self.statistics.shard = shard
-            seed_generators(key(self.job.seed, "step", step, "shard", shard), self.device)
+            if seeds:
+                seed_generators(seeds[shard - self.first], self.device)
             output, target, total, weight = self.forward(batch, samples)
             self.backward(total / share.total, output)
+            self._check_frozen()
             self._kept.end_of_shard()
-            slots = torch.zeros(4 * self.shards + 2, dtype=wide(total), device=self.device)
+            slots = torch.zeros(4 * self.shards + 2, dtype=wide(total.dtype), device=self.device)
             slots[shard], slots[self.shards + shard] = total.detach(), weight
             if slots.dtype == torch.float64:
                 self._doubles = True

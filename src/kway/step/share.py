@@ -11,8 +11,9 @@ from kway.data.seeds import key
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.batchnorm import Presence
-from kway.step.core import Outcome, StepCore, wide
+from kway.step.core import Outcome, StepCore
 from kway.step.gradients import resolve_conjugates
+from kway.step.precision import wide
 from kway.step.seeds import seed_generators
 from kway.step.tally import Tally, measure
 
@@ -44,33 +45,37 @@ class ShareStep(StepCore):
         divide: Divide | None = None,
     ) -> None:
         super().__init__(job, model, optimizer, device, presence, group)
-        self.group, self.place, self.ranks = group, place, ranks
+        self.place, self.ranks = place, ranks
         self._reduce, self._divide = reduce, divide
 
-    def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
-        """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
-        self.check_parameters()
+    def prepare(self, share: Share) -> bool:
+        """Do what a step needs of the host before anything is computed: see ``StepCore.prepare``."""
         if self.presence.whole and len(share.micro) > 1:
             raise RefusedError(
                 f"a batch of {share.total} samples in {len(share.micro)} micro-batches with batch normalisation",
                 "the statistics of the global batch cannot be had from a batch that is cut in time (level math)",
                 "use a larger micro_batch, more devices, or exactness loose",
             )
-        seed_generators(key(self.job.seed, "step", step, self.place), self.device)
+        return super().prepare(share)
+
+    def seeds(self, share: Share, step: int) -> list[int]:
+        """Return the one key of this rank in a step."""
+        return [key(self.job.seed, "step", step, self.place)]
+
+    def gradients(self, share: Share, seeds: list[int], tally: Tally | None = None) -> Outcome:
+        """Leave the gradient of the global batch on the parameters: see ``StepCore.gradients``."""
+        if seeds:
+            seed_generators(seeds[0], self.device)
         self.optimizer.zero_grad(set_to_none=True)
         slots = self._accumulate(share, tally)
-        own = self.group.trace.take()
-        if self._reduce is not None:
-            # Not by assignment, for which torch waits for the device.
-            slots[2, self.place].fill_(own)
-            if self.asked:
-                slots[3, self.place].fill_(self.asked)
-            slots = self._reduce(slots.view(-1), share.count > 0).view(slots.shape)
-        losses, weights = slots[0], slots[1]
-        loss, weight = losses.sum(), weights.sum()
         calls = asked = None
         if self._reduce is not None:
+            own = self.signs.write(slots[2, self.place], slots[3, self.place])
+            slots = self._reduce(slots.view(-1), share.count > 0).view(slots.shape)
             calls, asked = slots[2], slots[3]
+        losses, weights = slots[0], slots[1]
+        loss, weight = losses.sum(), weights.sum()
+        if calls is not None:
             weight = weight + self.mispaired(calls, own)
         divisor = weight / share.total
         if not self.rule.averaged:
@@ -82,8 +87,7 @@ class ShareStep(StepCore):
         # A device alone with one micro-batch divided before backward: nothing is left to divide by.
         if not self._whole(share):
             self._rescale(divisor)
-        penalty = self.update()
-        return Outcome(loss if penalty is None else loss + penalty, weight, losses, asked, calls)
+        return Outcome(loss, weight, losses, asked, calls)
 
     def _whole(self, share: Share) -> bool:
         """Whether one device can divide before backward. Not with a scaler: what overflows must not depend on it."""
@@ -107,7 +111,7 @@ class ShareStep(StepCore):
                 objective = total * ((1.0 if samples else 0.0) / share.total)
             self.backward(objective, output)
             if slots is None:
-                slots = torch.zeros(4, self.ranks, dtype=wide(total), device=total.device)
+                slots = torch.zeros(4, self.ranks, dtype=wide(total.dtype), device=total.device)
             if samples:
                 slots[0, self.place] += total.detach()
                 slots[1, self.place] += weight

@@ -155,7 +155,8 @@ def _pair(what: str, value: Any, samples: int, more: str = "") -> tuple[Tensor, 
         values = torch.as_tensor(value, dtype=torch.float64).detach()
         count = samples if values.dim() == 0 else values.numel()
         total = values.sum() * (samples if values.dim() == 0 else 1)
-        return total, torch.tensor(float(count), dtype=torch.float64)
+        # Made where the values are: to bring a number there, torch would wait for the device.
+        return total, values.new_full((), float(count))
     needed = ["per-sample values", "a pair (sum, weight)", "a number", *([more] if more else [])]
     raise UsageError(f"{what} a {type(value).__name__}", f"it must be {', '.join(needed)}")
 

@@ -49,6 +49,7 @@ class Data(Axis):
         if group.size == 1:
             return
         synchronise(part.model, group)
+        check_trained(part.model, group)
         if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
         gradients = Gradients(part.model, group, scalars=4 * part.shares)
@@ -69,15 +70,17 @@ class Gradients:
 
     def reduce(self, scalars: torch.Tensor, counts: bool) -> torch.Tensor:
         """Sum gradients and scalars over the ranks: see ``GradientReducer.reduce``."""
-        now = list(self._model.parameters())
+        # Not the frozen ones: they would travel as zeros.
+        now = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         old = [] if self._reducer is None else self._reducer.parameters
         if (
             self._reducer is None
             or len(now) != len(old)
             or any(a is not b for a, b in zip(now, old, strict=True))
         ):
+            frozen = [parameter for parameter in self._model.parameters() if not parameter.requires_grad]
             tables = sparse_parameters(self._model)
-            self._reducer = GradientReducer(now, self._group, self._scalars, tables)
+            self._reducer = GradientReducer(now, self._group, self._scalars, tables, frozen)
         return self._reducer.reduce(scalars, counts)
 
     def divide_(self, divisor: torch.Tensor) -> None:
@@ -91,9 +94,21 @@ def synchronise(model: nn.Module, group: Group) -> None:
     """Give every rank the first rank's parameters and buffers."""
     for tensor in [*model.parameters(), *model.buffers()]:
         whole = tensor.detach().contiguous()
-        group.broadcast_(torch.view_as_real(whole) if whole.is_complex() else whole)
+        group.broadcast_(whole)
         if whole.data_ptr() != tensor.data_ptr():
             tensor.copy_(whole)
+
+
+def check_trained(model: nn.Module, group: Group) -> None:
+    """Raise ``ValueError`` where ranks train other parameters: gradients would not fit together. A collective."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for rank, others in enumerate(group.objects(trained)):
+        if others != trained:
+            name = next(iter(set(trained).symmetric_difference(others)), "in another order")
+            raise ValueError(
+                f"parameter {name!r} is trained on one of ranks {group.rank} and {rank} and frozen on the other: "
+                "all ranks must train the same"
+            )
 
 
 @torch.no_grad()
@@ -115,9 +130,11 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
         reals = [torch.view_as_real(b) if b.is_complex() else b for b in (buffers[name] for name in names)]
         # One collective and one look for all buffers of a kind: a GPU is slow to start many small ones.
         flat = torch.cat([real.reshape(-1) for real in reals])
-        every = group.stack(flat.to(torch.uint8) if dtype == torch.bool else flat)
+        every = group.stack(flat)
         lengths = [real.numel() for real in reals]
-        differ = torch.split((every != every[0]).any(0).cpu(), lengths)
+        # By bytes: no number is unlike itself, and some dtypes cannot be compared.
+        plain = every.view(torch.uint8).view(group.size, flat.numel(), flat.element_size())
+        differ = torch.split((plain != plain[0]).flatten(2).any(2).any(0).cpu(), lengths)
         for name, real, own, values in zip(names, reals, differ, torch.split(every, lengths, 1), strict=True):
             if bool(own.any()):
                 changed.append(name)

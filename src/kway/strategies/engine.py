@@ -20,6 +20,7 @@ from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
 from kway.step.gradients import dense
+from kway.step.handed import load_state
 from kway.step.inputs import move
 from kway.step.precision import cast, precision_of
 from kway.step.state import load_parts, parts_of
@@ -238,16 +239,7 @@ class Engine:
         load_tensors(self.model, state, "handed to the engine")
         if self._step.average is not None:
             self._step.average.restart()
-        parameters = dict(self.model.named_parameters())
-        self.optimizer.state.clear()
-        for path, value in optimizer.items():
-            name, entry = path.rsplit("/", 1)
-            parameter = parameters[name]
-            # Step counters live on the CPU in most optimizers, as small tensors of another shape.
-            place = parameter.device if value.shape == parameter.shape else torch.device("cpu")
-            # An optimizer that counts its steps in a plain number (SparseAdam does) gets one back.
-            number = value.dtype == torch.int64 and not value.dim()
-            self.optimizer.state[parameter][entry] = int(value) if number else value.to(place).clone()
+        load_state(self.optimizer, dict(self.model.named_parameters()), optimizer)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return copies of the gradients of the last step by parameter name, on the CPU."""

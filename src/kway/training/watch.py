@@ -34,7 +34,7 @@ class LossWatch:
             [torch.stack([o.loss.double(), o.weight.double()]) for _, _, o in self._open]
         ).tolist()
         for (epoch, step, outcome), (loss, weight) in zip(self._open, rows, strict=True):
-            if not math.isfinite(loss):
+            if not (math.isfinite(loss) and math.isfinite(weight)):
                 raise _error(epoch, step, outcome, loss, weight)
             self._total += loss * weight
             self._weight += weight
@@ -73,5 +73,9 @@ def _error(epoch: int, step: int, outcome: Outcome, loss: float, weight: float) 
     if not weight:
         return NonFiniteError(
             f"the loss is {loss} at {where}: no sample of the batch has a weight (all ignored?)"
+        )
+    if not math.isfinite(weight):
+        return NonFiniteError(
+            f"the weight of the batch is {weight} at {where}: is a weight of the loss no number?"
         )
     return NonFiniteError(f"the loss is {loss} at {where}, though each rank's own sum is finite (penalty?)")
