@@ -106,6 +106,7 @@ def here(tmp_path, monkeypatch):
         ("mlp --loss own.py:Needs", "--loss own.py:Needs raised TypeError"),
         ("mlp --optimizer own.py:number", "--optimizer own.py:number is a int"),
         ("mlp --optimizer own.py:number --lr 0.1", "--optimizer own.py:number is a int"),
+        ("mlp --optimizer torch.optim:LBFGS --devices cpu:2", "asks for closure"),
         ("mlp --batch-size 0", "batch_size=0"),
         ("mlp --batch-size -3", "batch_size=-3"),
         ("mlp --epochs 0", "epochs=0"),

@@ -1,6 +1,8 @@
 """``kway train`` from its flags to its files, in this process."""
 
 import json
+import re
+import shlex
 
 import pytest
 from safetensors.torch import load_file
@@ -90,3 +92,32 @@ def test_a_job_s_own_decay_stands_unless_it_is_given(here, capsys, flags, decay)
     words = ["train", "job.py:job", "--devices", "cpu:1", "--epochs", "1", "--out", "run", "--json"]
     assert main([*words, *flags]) == 0
     assert json.loads(capsys.readouterr().out)["ema"] == decay
+
+
+STOPPED = (
+    FILE
+    + """
+import os, pathlib, signal
+
+
+class Stopping(Line):
+    def forward(self, x):
+        once = pathlib.Path("once")
+        if self.training and once.exists():
+            once.unlink()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().forward(x)
+"""
+)
+
+
+def test_a_run_without_out_that_is_stopped_says_what_makes_it_go_on(here, capsys):
+    (here / "stopped.py").write_text(STOPPED)
+    (here / "once").touch()
+    line = ["train", "stopped.py:Stopping", *LINE[2:], "--steps", "4"]
+    assert main(line) == 75
+    told = re.search(r"go on with (--resume .+) \(", capsys.readouterr().err)
+    assert told is not None
+    assert main([*line, *shlex.split(told[1])]) == 0
+    (folder,) = (here / "runs").iterdir()
+    assert json.loads((folder / "train.json").read_text())["resumed_from_step"] < 4

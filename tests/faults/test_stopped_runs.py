@@ -103,7 +103,7 @@ def test_a_run_that_is_told_to_stop_leaves_a_checkpoint_and_is_gone_on_with(
     assert process.returncode == 75, errors
     assert f"stopped by {number.name} after step" in errors
     last = max((folder / "run" / "checkpoints").iterdir(), key=lambda path: int(path.name.split("-")[1]))
-    assert f"{last.name} is complete" in errors
+    assert f"{last.name} is complete; go on with --resume --out run" in errors
     assert not (folder / "run" / "train.json").exists()
     done = finished(folder, "--devices", then, "--resume")
     assert done.returncode == 0, done.stderr

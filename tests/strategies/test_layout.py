@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import kway
+from kway.errors import UsageError
+from kway.step.build import check_optimizer, make_optimizer
 from kway.strategies.layout import check_model, fit, named_sizes, title
 
 
@@ -47,6 +49,11 @@ def test_what_does_not_fit_is_an_error_with_numbers(text, devices, said):
         fit(text, devices)
 
 
+def test_names_that_are_read_as_others_are_not_listed():
+    with pytest.raises(UsageError, match="known are auto, data, single$"):
+        fit("sideways", 2)
+
+
 def test_names_without_sizes_are_left_open():
     assert named_sizes("data") == [("data", None)]
     assert named_sizes("single") == []
@@ -85,3 +92,27 @@ def test_normalisation_cut_in_time_is_refused_with_the_numbers():
     check_model(job_of(micro_batch=4), model, {"data": 2}, "math", 8)
     check_model(job_of(micro_batch=2), model, {"data": 2}, "loose", 8)
     check_model(job_of(micro_batch=2), nn.Linear(3, 3), {"data": 2}, "math", 8)
+
+
+def factory(parameters):
+    return torch.optim.LBFGS([p for _, p in parameters])
+
+
+class Wrapped(torch.optim.SGD):
+    def step(self, *args, **options):
+        return super().step(*args, **options)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.LBFGS, partial(partial(torch.optim.LBFGS, lr=0.5)), factory]
+)
+def test_an_optimizer_that_asks_for_a_closure_is_refused_by_name(optimizer):
+    job = kway.Job(model=nn.Linear(2, 2), loss=nn.MSELoss(), optimizer=optimizer, data=[(1, 2)], batch_size=4)
+    with pytest.raises(UsageError, match=r"LBFGS, whose step\(\) asks for closure.*like SGD"):
+        check_model(job, job.model, {"data": 2}, "math", 4)
+        make_optimizer(job, job.model)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, Wrapped, torch.optim.AdamW, torch.optim.Rprop])
+def test_an_optimizer_that_can_do_without_a_closure_is_taken(optimizer):
+    check_optimizer(optimizer)

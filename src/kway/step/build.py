@@ -1,7 +1,9 @@
 """From a job to an initialised module."""
 
+import inspect
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,29 @@ def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
             "it must make a torch.optim.Optimizer",
             "pass partial(torch.optim.SGD, lr=0.1), say",
         )
+    check_optimizer(type(optimizer))
     return optimizer  # type: ignore[no-any-return]
+
+
+def check_optimizer(factory: Any) -> None:
+    """Raise ``UsageError`` for a class of optimizers, or a partial of one, whose step asks for a closure.
+
+    What another function makes is checked where it is made.
+    """
+    while isinstance(factory, partial):
+        factory = factory.func
+    step = getattr(factory, "step", None) if isinstance(factory, type) else None
+    if not inspect.isfunction(step):
+        return
+    _, *taken = inspect.signature(step).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in taken if each.default is each.empty and each.kind not in variadic]
+    if needed:
+        raise UsageError(
+            f"optimizer {factory.__name__}, whose step() asks for {', '.join(needed)}",
+            "kway computes a batch's gradients once and then calls step() with nothing",
+            "choose one whose step needs no closure, like SGD or AdamW",
+        )
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from kway.errors import RefusedError, UsageError
 from kway.job import Job, clip_rule
 from kway.registry import modules_of, unknown
+from kway.step.build import check_optimizer
 from kway.step.losses import check_loss
 from kway.strategies.base import Axis
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
@@ -35,7 +36,7 @@ def named_sizes(text: str) -> list[tuple[str, int | None]]:
     for piece in text.strip().split(":"):
         name, equals, count = piece.partition("=")
         if name not in names:
-            raise unknown("strategy", piece, [*names, SINGLE, "auto"])
+            raise unknown("strategy", piece, [*axes(), SINGLE, "auto"])
         if equals and not (count.isdecimal() and int(count) > 0):
             raise UsageError(
                 f"strategy {piece!r}", "the size of an axis must be a whole number of at least 1"
@@ -102,7 +103,10 @@ def check_model(
     batch_size: int,
     shards: int = DEFAULT_SHARDS,
 ) -> None:
-    """Raise ``RefusedError`` for a model that this layout cannot train at this level, ``UsageError`` for a loss."""
+    """Raise ``RefusedError`` for a model that this layout cannot train at this level.
+
+    Raises ``UsageError`` for a loss or an optimizer that no layout can use.
+    """
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or "FSDP" in kind:
@@ -112,6 +116,7 @@ def check_model(
                 "pass the model that it wraps (.module)",
             )
     check_loss(job.loss)
+    check_optimizer(job.optimizer)
     rule = clip_rule(job.clip)
     complex_one = next((name for name, p in model.named_parameters() if p.is_complex()), None)
     if rule is not None and rule[0] == "value" and complex_one is not None:

@@ -138,7 +138,7 @@ class Loop:
             raise KwayError(
                 f"the weights of step {self.steps} cannot be written to {folder}: {error.strerror or error}",
                 self.saver.there,
-                "make room, and go on with --resume",
+                f"make room, and {self.saver.to_go_on}",
             ) from None
 
     def _open(self, held: Loader) -> Validation:

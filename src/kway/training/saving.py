@@ -1,5 +1,6 @@
 """When a run saves its state, and what it saves. All ranks take part, rank 0 writes."""
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,12 @@ class Saver:
         if self._writer is not None and self._writer.saved[-1:] != [self.at]:
             return KwayError(f"{done}, without a checkpoint of it: {self._writer.failed}", self.there)
         where = Path(self._spec.folder) / FOLDER / f"step-{self.at}"
-        return StoppedError(done, f"{where} is complete", "go on with --resume")
+        return StoppedError(done, f"{where} is complete", self.to_go_on)
+
+    @property
+    def to_go_on(self) -> str:
+        """Say what makes the run go on: in a folder that nobody named, too."""
+        return f"go on with --resume --out {shlex.quote(self._spec.folder)} (in Python: resume=True)"
 
     @property
     def there(self) -> str:
