@@ -50,7 +50,7 @@ def test_what_does_not_fit_is_an_error_with_numbers(text, devices, said):
 
 
 def test_names_that_are_read_as_others_are_not_listed():
-    with pytest.raises(UsageError, match="known are auto, data, single$"):
+    with pytest.raises(UsageError, match=r"known are auto, data, single$"):
         fit("sideways", 2)
 
 
@@ -103,13 +103,25 @@ class Wrapped(torch.optim.SGD):
         return super().step(*args, **options)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [torch.optim.LBFGS, partial(partial(torch.optim.LBFGS, lr=0.5)), factory]
-)
-def test_an_optimizer_that_asks_for_a_closure_is_refused_by_name(optimizer):
-    job = kway.Job(model=nn.Linear(2, 2), loss=nn.MSELoss(), optimizer=optimizer, data=[(1, 2)], batch_size=4)
-    with pytest.raises(UsageError, match=r"LBFGS, whose step\(\) asks for closure.*like SGD"):
+NEEDS_A_CLOSURE = r"LBFGS, whose step\(\) asks for closure.*like SGD"
+
+
+def job_with(optimizer):
+    return kway.Job(
+        model=nn.Linear(2, 2), loss=nn.MSELoss(), optimizer=optimizer, data=[(1, 2)], batch_size=4
+    )
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, partial(partial(torch.optim.LBFGS, lr=0.5))])
+def test_a_class_of_optimizers_that_asks_for_a_closure_is_refused(optimizer):
+    job = job_with(optimizer)
+    with pytest.raises(UsageError, match=NEEDS_A_CLOSURE):
         check_model(job, job.model, {"data": 2}, "math", 4)
+
+
+def test_an_optimizer_that_a_function_makes_is_refused_where_it_is_made():
+    job = job_with(factory)
+    with pytest.raises(UsageError, match=NEEDS_A_CLOSURE):
         make_optimizer(job, job.model)
 
 
