@@ -63,13 +63,17 @@ class RankError(KwayError):
 
     ``rank`` is the rank that failed first in time, ``exit_code`` what the job should exit with (a signal
     ``s`` reads ``128 + s``), ``traceback`` the failing rank's own traceback, or an empty string where the
-    process died without one.
+    process died without one. ``died``: what ended it was not its own code, but a signal, or the loss of its
+    device or of its peers.
     """
 
-    def __init__(self, rank: int, exit_code: int, cause: str, traceback: str = "") -> None:
+    def __init__(
+        self, rank: int, exit_code: int, cause: str, traceback: str = "", died: bool = False
+    ) -> None:
         self.rank, self.exit_code, self.cause, self.traceback = rank, exit_code, cause, traceback
+        self.died = died
         super().__init__(f"rank {rank} failed", cause)
-        self.args = (rank, exit_code, cause, traceback)
+        self.args = (rank, exit_code, cause, traceback, died)
 
     @property
     def headline(self) -> str:

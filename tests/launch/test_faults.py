@@ -121,6 +121,32 @@ def test_a_killed_rank_is_the_cause_not_the_peer_that_lost_it():
     assert (error.rank, error.exit_code) == (1, 137)
 
 
+def test_a_rank_that_left_is_the_cause_though_a_peer_that_lost_it_is_heard_first():
+    def task(context):
+        if context.world.rank == 1:
+            time.sleep(1.3)
+            os._exit(0)
+        if context.world.rank == 2:
+            raise RuntimeError("Connection closed by peer")
+        time.sleep(600)
+
+    error, seconds = fails(task, ranks=3)
+    assert (
+        str(error) == "rank 1 failed: ended early: its process left with exit code 0 before its work was done"
+    )
+    assert seconds < 10
+
+
+def test_a_rank_that_aborts_gives_its_reason_in_the_last_line():
+    def task(context):
+        dist.all_reduce(torch.ones(4 if context.world.rank else 2, 2))
+
+    error, _ = fails(task, group=True, ranks=2)
+    assert error.exit_code == 128 + signal.SIGABRT
+    assert error.headline.endswith("Is there a distributed collective mismatch in your code?")
+    assert not error.died
+
+
 def test_what_a_rank_started_goes_with_it(leftovers):
     def task(context):
         subprocess.Popen(["sleep", "600"])

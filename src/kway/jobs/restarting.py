@@ -43,16 +43,8 @@ class Restarts:
 
 
 def _is_death(error: RankError) -> bool:
-    """Whether a rank was ended from outside, as far as can be told: without a traceback, late, or by its device."""
-    signs = (
-        "CUDA error",
-        "NCCL",
-        "AcceleratorError",
-        "Connection closed",
-        "connection closed",
-        "Connection reset",
-    )
-    return isinstance(error, StallError) or not error.traceback or any(sign in error.cause for sign in signs)
+    """Whether something else than the user's code ended a rank, or it came no further."""
+    return isinstance(error, StallError) or error.died
 
 
 def without(where: Place, rank: int, shards: int) -> Place:

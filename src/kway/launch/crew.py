@@ -17,9 +17,10 @@ from kway.launch.process import RankProcess
 
 _SEND_S = 60.0
 # How long to wait for a failure that came before the one that was heard first: longer where all that was heard
-# only follows from another rank's end.
+# only follows from another rank's end, which a busy machine may take its time to show.
 _GRACE_S = 0.1
-_GRACE_FOR_CAUSE_S = 1.0
+_GRACE_FOR_CAUSE_S = 3.0
+_GRACE_AFTER_LEAVING_S = 1.0
 _LOOK_S = 0.05
 
 
@@ -80,18 +81,27 @@ class Crew:
     def first_failure(self, messages: Iterator[tuple[int, str, Any]], found: Failure) -> Failure:
         """Return the first failure in time, where ``found`` is the first that was heard.
 
+        Where all only follow from the end of another, a rank that left with exit code 0 meanwhile is the cause.
         What ranks printed until then has been passed on, and the traceback stands in the rank's log.
         """
         failures = {found.rank: found}
+        left: list[Failure] = []
         heard = time.monotonic()
         for rank, kind, value in messages:
-            if kind in {"failure", "ended"} and rank not in failures and value != 0:
+            if kind == "ended" and value == 0 and rank not in failures:
+                left.append(failure.of_exit_status(rank, 0))
+            elif kind in {"failure", "ended"} and rank not in failures:
                 failures[rank] = failure.of_message(rank, kind, value)
-            only_follows = failure.first(failures.values()).is_consequence
-            grace = _GRACE_FOR_CAUSE_S if only_follows else _GRACE_S
+            grace = _GRACE_S
+            if failure.first(failures.values()).is_consequence:
+                grace = _GRACE_AFTER_LEAVING_S if left else _GRACE_FOR_CAUSE_S
             if time.monotonic() - heard > grace or len(failures) == self.size:
                 break
         self.drain()
+        for rank, each in failures.items():
+            failures[rank] = failure.explained(each, self._output.last_words(rank))
+        if left and failure.first(failures.values()).is_consequence:
+            failures[left[0].rank] = left[0]
         for each in failures.values():
             self._output.note(each.rank, each.traceback or f"{each.cause}\n")
         return failure.first(failures.values())

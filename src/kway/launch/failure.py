@@ -4,7 +4,7 @@ import signal
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,16 @@ _OWN_FRAMES = {str(Path(__file__).with_name(name)) for name in ("worker.py", "sc
     "<frozen runpy>"
 }
 _CONSEQUENCE_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+# How what torch itself raises begins or goes on where a device or a connection is lost.
+_LOST_DEVICE, _LOST_PEER = ("CUDA error", "NCCL"), "gloo/transport"
 
 
 @dataclass(frozen=True)
 class Failure:
     """One rank's end before its time. ``when`` is monotonic time in seconds, the same clock in all ranks.
 
-    ``error`` is the rank's exception as a payload, where it is one of kway's own.
+    ``error`` is the rank's exception as a payload, where it is one of kway's own. ``died``: see ``RankError``.
+    ``aborted``: the process ended itself by SIGABRT, and may have said why.
     """
 
     rank: int
@@ -45,6 +48,8 @@ class Failure:
     kind: str = ""
     traceback: str = ""
     error: bytes | None = None
+    died: bool = False
+    aborted: bool = False
 
     @property
     def is_consequence(self) -> bool:
@@ -75,7 +80,17 @@ def of_exception(rank: int, error: BaseException) -> Failure:
             kept = None
     lines = traceback.format_exception(_without_frames_of_kway(error))
     cause = "".join(traceback.format_exception_only(error)).strip() + _of_loader(rank, error)
-    return Failure(rank, when, 1, cause, type(error).__name__, "".join(lines), kept)
+    return Failure(rank, when, 1, cause, type(error).__name__, "".join(lines), kept, _is_loss(error))
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether torch raised this for a lost device or peer. Words alone say nothing: anybody may use them."""
+    kind, text = type(error), str(error)
+    if kind.__module__.partition(".")[0] == "torch":
+        # A kernel's assertion speaks of the numbers that it was given.
+        lost = kind.__name__ in (*_CONSEQUENCE_TYPES, "AcceleratorError")
+        return lost and "device-side assert" not in text
+    return kind is RuntimeError and (text.startswith(_LOST_DEVICE) or _LOST_PEER in text)
 
 
 def _of_loader(rank: int, error: BaseException) -> str:
@@ -108,12 +123,26 @@ def of_exit_status(rank: int, status: int) -> Failure:
         except ValueError:
             name = f"signal {-status}"
         hint = " (often: the machine ran out of memory)" if -status == signal.SIGKILL else ""
-        return Failure(rank, now, 128 - status, f"its process was killed by {name}{hint}")
+        aborted = -status == signal.SIGABRT
+        cause = f"its process was killed by {name}{hint}"
+        return Failure(rank, now, 128 - status, cause, died=not aborted, aborted=aborted)
     if status == 0:
         return Failure(
             rank, now, 1, "ended early: its process left with exit code 0 before its work was done"
         )
     return Failure(rank, now, status, f"its process left with exit code {status}")
+
+
+def explained(failure: Failure, written: str) -> Failure:
+    """Add to a rank that aborted why, from the end of what it wrote to its standard error."""
+    lines = [line.strip() for line in written.splitlines() if line.strip()]
+    if not failure.aborted or not lines:
+        return failure
+    # What an exception of C++ that nobody caught says; stacks may follow it.
+    reason = next((line for line in reversed(lines) if line.startswith("what():")), lines[-1])
+    reason = reason.removeprefix("what():").strip()
+    lost = any(sign in reason for sign in _LOST_DEVICE)
+    return replace(failure, cause=f"{failure.cause}: {reason}", died=lost)
 
 
 def of_message(rank: int, kind: str, value: Any) -> Failure:
@@ -132,7 +161,7 @@ def to_error(failure: Failure) -> KwayError:
             error = None
         if isinstance(error, KwayError):
             return error
-    return RankError(failure.rank, failure.exit_code, failure.cause, failure.traceback)
+    return RankError(failure.rank, failure.exit_code, failure.cause, failure.traceback, failure.died)
 
 
 def _without_frames_of_kway(error: BaseException) -> BaseException:

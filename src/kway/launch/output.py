@@ -19,6 +19,7 @@ Echo = Callable[[int, str, str], None]
 _CHUNK = 1 << 16
 _LAST_READS = 32
 _LONGEST_LINE = 1 << 20
+_TAIL = 1 << 13
 
 
 def to_parent(ranks: int) -> Echo:
@@ -50,7 +51,7 @@ class _Stream:
     def __init__(self, rank: int, name: str, fd: int, log: Log | None, whole_lines: bool) -> None:
         self.rank, self.name, self.fd, self.log = rank, name, fd, log
         self._whole_lines = whole_lines
-        self._rest = b""
+        self._rest = self.tail = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> tuple[bool, list[str]]:
@@ -65,6 +66,7 @@ class _Stream:
         if not chunk:
             last, self._rest = self._rest, b""
             return False, [self._text(last)] if last else []
+        self.tail = (self.tail + chunk)[-_TAIL:]
         warning = self.log.write(chunk) if self.log is not None else ""
         warnings = [warning] if warning else []
         if not self._whole_lines:
@@ -95,6 +97,7 @@ class Output:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._streams: list[_Stream] = []
         self._drained: list[threading.Event] = []
         self._ended = False
         self._error: BaseException | None = None
@@ -103,7 +106,9 @@ class Output:
     def add(self, rank: int, name: str, fd: int) -> None:
         """Read ``fd`` (owned from now on) as the stream ``name`` of ``rank``. Only before ``start``."""
         log = self._logs[rank] if self._logs else None
-        self._selector.register(fd, selectors.EVENT_READ, _Stream(rank, name, fd, log, self._ranks > 1))
+        stream = _Stream(rank, name, fd, log, self._ranks > 1)
+        self._streams.append(stream)
+        self._selector.register(fd, selectors.EVENT_READ, stream)
 
     def start(self) -> None:
         """Begin to read."""
@@ -118,6 +123,11 @@ class Output:
             event.wait(timeout)
         if self._error is not None:
             raise self._error
+
+    def last_words(self, rank: int) -> str:
+        """Return the end of what ``rank`` has written to its standard error so far."""
+        tails = [each.tail for each in self._streams if each.rank == rank and each.name == "stderr"]
+        return b"".join(tails).decode(errors="replace")
 
     def note(self, rank: int, text: str) -> None:
         """Add ``text`` to the log of a rank, where there is one."""
