@@ -77,5 +77,25 @@ def test_what_is_equally_wrong_everywhere_fails_on_one_device(ranks):
     assert proof.verdict == "fail"
 
 
+class Counting(nn.Module):
+    """Its output follows a buffer that counts steps."""
+
+    def __init__(self, persistent, factor=0.0):
+        super().__init__()
+        self.net, self.factor = nn.Linear(3, 4), factor
+        self.register_buffer("calls", torch.zeros(()), persistent=persistent)
+
+    def forward(self, x):
+        self.calls += 1 + self.factor * rank()
+        return self.net(x) * self.calls
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_buffer_that_counts_moves_once_a_step(ranks, persistent):
+    assert proved(ranks, partial(Counting, persistent)).verdict == "pass"
+    proof = proved(ranks, partial(Counting, persistent, 2.0**-20))
+    assert [row["equal"] for row in proof.candidates] == ["bits", "no"]
+
+
 def test_what_is_right_passes(ranks):
     assert proved(ranks, partial(nn.Linear, 3, 4)).verdict == "pass"

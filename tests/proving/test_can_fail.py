@@ -61,6 +61,30 @@ class Counting(nn.Module):
         return self.net(x)
 
 
+class Paced(nn.Module):
+    """Keeps a number that its output follows, not in its state_dict; on another rank it is wrong by ``factor``."""
+
+    def __init__(self, factor, buffer=True):
+        super().__init__()
+        self.net, self.factor = net(), factor
+        if buffer:
+            self.register_buffer("calls", torch.zeros(()), persistent=False)
+        else:
+            self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(x) * self.calls * (1 + self.factor * rank())
+
+
+class Apart(Paced):
+    """Has a buffer that is not in its state_dict, and that another rank changes in another way."""
+
+    def forward(self, x):
+        self.calls += 1 + self.factor * rank()
+        return self.net(x)
+
+
 class Jumping(Counting):
     """Every gradient is right, but one weight is moved on one rank in the second forward pass."""
 
@@ -124,6 +148,23 @@ def test_a_buffer_changed_on_one_rank_at_the_second_step(ranks):
     row = failing_row(proved(ranks, job_of(Jumping)))
     assert row["first_difference"] == {"step": 2, "tensor": "model/seen"}
     assert "model/seen of rank 1 is not that of rank 0" in row["reason"]
+
+
+def test_what_a_buffer_outside_the_state_dict_changes_is_no_noise(ranks):
+    row = failing_row(proved(ranks, job_of(partial(Paced, 0.01))))
+    assert row["first_difference"] == {"step": 1, "tensor": "loss"}
+    assert proved(ranks, job_of(partial(Paced, 0.0))).verdict == "pass"
+
+
+def test_a_buffer_outside_the_state_dict_that_depends_on_the_rank(ranks):
+    row = failing_row(proved(ranks, job_of(partial(Apart, 1))))
+    assert row["first_difference"] == {"step": 1, "tensor": "model/calls"}
+
+
+def test_a_reference_that_does_not_repeat_itself_proves_nothing(ranks):
+    proof = proved(ranks, job_of(partial(Paced, 0.01, buffer=False)))
+    assert [row["equal"] for row in proof.candidates] == ["no", "no"]
+    assert "the reference does not repeat itself" in proof.candidates[1]["reason"]
 
 
 def test_means_of_means_are_found(ranks):

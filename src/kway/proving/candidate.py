@@ -14,6 +14,7 @@ from kway.data.parts import Parts
 from kway.job import Job
 from kway.proving.quiet import without_dropout
 from kway.step.build import build
+from kway.step.state import load_buffers, other_buffers
 from kway.step.storage import read_tensors, to_bytes
 from kway.strategies.engine import Engine
 from kway.world import World
@@ -85,17 +86,19 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
 
 
 def _load(engine: Engine, state: State) -> None:
-    parts: dict[str, State] = {"model": {}, "optimizer": {}}
+    parts: dict[str, State] = {"model": {}, "optimizer": {}, "buffers": {}}
+    saved = engine.model.state_dict()
     for name, value in state.items():
         kind, rest = name.split("/", 1)
-        parts[kind][rest] = value
+        parts["buffers" if kind == "model" and rest not in saved else kind][rest] = value
     engine.load(parts["model"], parts["optimizer"])
+    load_buffers(engine.model, parts["buffers"], "the reference")
 
 
 def _tensors(engine: Engine, loss: torch.Tensor) -> State:
     result = {"loss": loss.detach().cpu().clone()}
     result |= {f"gradient/{name}": value for name, value in engine.gradients().items()}
-    model = engine.model.state_dict()
+    model = {**other_buffers(engine.model), **engine.model.state_dict()}
     result |= {
         f"model/{n}": v.detach().cpu().clone() for n, v in model.items() if isinstance(v, torch.Tensor)
     }

@@ -42,7 +42,19 @@ class Comparison:
     def add(self, step: int, snapshot: Snapshot, got: Mapping[str, torch.Tensor]) -> None:
         """Compare every tensor of one step. A tensor passes when its largest difference is at most 16 times the
         reference's own noise, or 64 eps times its largest magnitude, whichever is larger; integers when equal.
+
+        Where the reference does not repeat itself its noise is no rounding: nothing passes.
         """
+        loss = snapshot.after.get("loss")
+        if loss is not None and mostly_noise(loss, _magnitude(loss), snapshot.drift):
+            self.equal_bits = False
+            self.fail(
+                step,
+                "loss",
+                f"the reference does not repeat itself: the same batch from the same state gave losses that differ by "
+                f"{snapshot.drift:.3g} at step {step}. The model draws random numbers, or keeps what changes its "
+                "output outside parameters and buffers",
+            )
         for name in [*snapshot.after, *(name for name in got if name not in snapshot.after)]:
             self.tensors += 1
             if name not in got or name not in snapshot.after:

@@ -19,6 +19,7 @@ from kway.step.inputs import move, splitter
 from kway.step.precision import cast
 
 State = dict[str, torch.Tensor]
+Held = list[tuple[nn.Module, dict[str, tuple[torch.Tensor | None, torch.Tensor | None]]]]
 # Advances at an evaluation, of which a proof has none.
 _BY_METRIC = torch.optim.lr_scheduler.ReduceLROnPlateau
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,12 +29,15 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Snapshot:
     """One step of the reference. ``before``: model and optimizer tensors; ``after``: also loss and gradients.
 
-    ``noise``: for each tensor, the largest difference that other orders of the same samples made.
+    ``noise``: for each tensor, the largest difference that other orders of the same samples made. ``drift``: by how
+    much the loss of the same batch, in the same order and from the same state, differed the second time. It is
+    looked at only where other orders changed half of the digits of the loss.
     """
 
     before: State
     after: State
     noise: dict[str, float]
+    drift: float = 0.0
 
 
 class Reference:
@@ -56,6 +60,7 @@ class Reference:
         for own, *others in batches:
             before = self._tensors()
             saved = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+            buffers = buffers_of(self.model)
             other_results = []
             for place, batch in enumerate(others):
                 # The last of the other orders also interleaves channels with pixels: sums over pixels, of which
@@ -69,16 +74,29 @@ class Reference:
                 if last:
                     self.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
                 other_results.append(self._last)
-                self.model.load_state_dict(saved[0])
-                self.optimizer.load_state_dict(copy.deepcopy(saved[1]))
-                if not saved[1]["state"]:
-                    self.optimizer.state.clear()
+                self._restore(saved, buffers)
             self._step(own)
+            loss = self._last["loss"]
+            spread = max((largest(loss, o["loss"]) for o in other_results), default=0.0)
+            drift = 0.0
+            if spread > torch.finfo(loss.dtype).eps ** 0.5 * float(loss.abs()):
+                # So much is no rounding, but for a loss that is zero in mathematics, which comes out the same again.
+                self._restore(saved, buffers)
+                self._step(own)
+                drift = largest(loss, self._last["loss"])
             if self.schedule is not None and not isinstance(self.schedule, _BY_METRIC):
                 self.schedule.step()
             noise = {name: max((largest(value, o[name]) for o in other_results), default=0.0)
                      for name, value in self._last.items()}  # fmt: skip
-            yield Snapshot(before, self._last, noise)
+            yield Snapshot(before, self._last, noise, drift)
+
+    def _restore(self, saved: tuple[Any, Any], buffers: Held) -> None:
+        # Buffers by themselves, and first: not all are in the state_dict, and a step may have made new ones.
+        _put_back(buffers)
+        self.model.load_state_dict(saved[0])
+        self.optimizer.load_state_dict(copy.deepcopy(saved[1]))
+        if not saved[1]["state"]:
+            self.optimizer.state.clear()
 
     def _step(self, batch: Any) -> None:
         lower = _AUTOCAST.get(self.job.precision)
@@ -89,7 +107,7 @@ class Reference:
             loss = _scalar(output if self.loss is None else self.loss(output, target))
         if self.job.penalty is not None:
             loss = loss + self.job.penalty(self.model)
-        held = _held(self.model)
+        held = buffers_of(self.model)
         loss.backward()
         # A checkpointed part ran again inside backward. One device should count a batch once.
         _put_back(held)
@@ -122,7 +140,9 @@ class Reference:
         clipper(parameters, limit)
 
     def _tensors(self) -> State:
-        model = {f"model/{n}": v for n, v in self.model.state_dict().items() if isinstance(v, torch.Tensor)}
+        # Beside the state_dict, which leaves out buffers that are not persistent.
+        held = {**dict(self.model.named_buffers()), **self.model.state_dict()}
+        model = {f"model/{n}": v for n, v in held.items() if isinstance(v, torch.Tensor)}
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         optimizer = {
             f"optimizer/{names[parameter]}/{entry}": value
@@ -157,20 +177,23 @@ def _clip_rows(parameters: list[nn.Parameter], kind: str, limit: float) -> None:
             number.clamp_(-limit, limit)
 
 
-def _held(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]:
-    """List every buffer: its module, its name, the tensor itself and a copy of its values."""
+def buffers_of(model: nn.Module) -> Held:
+    """List every module with its buffers: by name, the tensor itself and a copy of its values."""
     return [
-        (module, name, buffer, buffer.detach().clone())
+        (module, {n: (b, None if b is None else b.detach().clone()) for n, b in module._buffers.items()})
         for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
     ]
 
 
 @torch.no_grad()
-def _put_back(held: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]) -> None:
-    for module, name, buffer, values in held:
-        buffer.copy_(values)
-        setattr(module, name, buffer)
+def _put_back(held: Held) -> None:
+    for module, buffers in held:
+        for name in [name for name in module._buffers if name not in buffers]:
+            delattr(module, name)
+        for name, (buffer, values) in buffers.items():
+            if buffer is not None and values is not None:
+                buffer.copy_(values)
+            module._buffers[name] = buffer
 
 
 def largest(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -1,7 +1,7 @@
 """The reference for level bits: a plain torch loop over the micro-shards of a batch on one device.
 
 Batch normalisation sees a shard at a time; its running statistics move once a step, by the mean and the
-unbiased variance of all values that the layer saw in the step.
+unbiased variance of all values that the layer saw in the step. Other buffers start every shard from the step's own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.job import Job
-from kway.proving.reference import Reference
+from kway.proving.reference import Held, Reference, buffers_of
 from kway.step.inputs import move
 
 Tensor = torch.Tensor
@@ -32,8 +32,10 @@ class ShardReference(Reference):
         outputs, targets = [], []
         seen: dict[_BatchNorm, list[Tensor]] = {norm: [] for norm in self._norms}
         before = {norm: _running(norm) for norm in self._norms}
+        start = buffers_of(self.model)
         hooks = [norm.register_forward_pre_hook(_note(seen[norm])) for norm in self._norms]
         for shard in batch:
+            _renew(start)
             args, kwargs, target = self.split(move(shard, self.device, self.floating))
             outputs.append(self.model(*args, **kwargs))
             targets.append(target)
@@ -52,6 +54,13 @@ def _note(values: list[Tensor]) -> Callable[[nn.Module, Any], None]:
         values.append(seen.to(torch.promote_types(torch.float32, seen.dtype)))
 
     return hook
+
+
+def _renew(start: Held) -> None:
+    # New tensors, not new values: the graph of an earlier shard may hold the ones that it saw.
+    for module, buffers in start:
+        module._buffers.clear()
+        module._buffers.update({n: None if v is None else v.clone() for n, (_, v) in buffers.items()})
 
 
 def _running(norm: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:

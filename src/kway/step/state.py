@@ -49,7 +49,7 @@ def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
             "go on with the job that wrote it",
         )
     if "buffers" in checkpoint:
-        _load_buffers(step.model, checkpoint.part("buffers"), checkpoint)
+        load_buffers(step.model, checkpoint.part("buffers"), f"checkpoint {checkpoint.path}")
     if "modules" in own:
         step.model.load_state_dict(checkpoint.part("modules"), strict=False)
     load_by_name(step.optimizer, step.model.named_parameters(), checkpoint.part("optimizer"))
@@ -68,7 +68,8 @@ def other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def _load_buffers(model: nn.Module, saved: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> None:
+def load_buffers(model: nn.Module, saved: Mapping[str, torch.Tensor], source: str) -> None:
+    """Give the model what ``other_buffers`` gave. Raises ``UsageError`` for a buffer of a module that it lacks."""
     own = other_buffers(model)
     for name, value in saved.items():
         held = own.get(name)
@@ -79,9 +80,7 @@ def _load_buffers(model: nn.Module, saved: Mapping[str, torch.Tensor], checkpoin
         try:
             module = model.get_submodule(parent)
         except AttributeError:
-            raise UsageError(
-                f"checkpoint {checkpoint.path} has a buffer {name!r}", "the model has none"
-            ) from None
+            raise UsageError(f"{source} has a buffer {name!r}", "the model has none") from None
         # A buffer that grows while it is used, such as a cache: it takes the saved one's place.
         device = next((p.device for p in model.parameters()), value.device) if held is None else held.device
         module.register_buffer(last, value.to(device), persistent=False)
