@@ -84,6 +84,26 @@ def test_w15_other_buffers_are_brought_to_one_value_and_it_is_said(looped, train
     assert any("assigned, placed, count, flag, wave" in notice for notice in notices)
 
 
+class Unset(nn.Module):
+    """A buffer of which no value is known yet, written in every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+        self.register_buffer("last", torch.tensor([torch.nan, 1.0]))
+
+    def forward(self, x):
+        self.last += 1
+        return self.w * x
+
+
+@pytest.mark.parametrize("exactness", ["math", "bits"])
+def test_w15_a_value_that_is_no_number_anywhere_is_the_same_everywhere(trained, exactness):
+    run = trained(job_of(Unset, X), 2, exactness=exactness)
+    assert run.model.last.isnan().tolist() == [True, False]
+    assert not any("last" in notice for notice in run.record.notices)
+
+
 @pytest.mark.parametrize(("samples", "size"), [(9, 4), (5, 2), (3, 2), (50, 4), (2, 3)])
 def test_x07_shares_differ_by_one_sample_at_most(ranks, samples, size):
     x = torch.randn(samples, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

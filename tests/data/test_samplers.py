@@ -1,3 +1,4 @@
+import itertools
 import random
 
 import numpy as np
@@ -114,3 +115,19 @@ def test_batches_stay_whole():
     assert order.batch_size == 3
     with pytest.raises(DataError, match="at least one index"):
         BatchSamplerOrder([[]], samples=6, seed=0).batch(0, 0)
+
+
+class Once:
+    """Gives batches that can be read once, and only before the next one."""
+
+    def __iter__(self):
+        for _, batch in itertools.groupby(range(6), key=lambda index: index // 3):
+            yield batch
+
+
+def test_batches_that_can_be_read_once_are_read_once():
+    order = BatchSamplerOrder(Once(), samples=6, seed=0)
+    assert order.digest(0) == BatchSamplerOrder([[0, 1, 2], [3, 4, 5]], samples=6, seed=0).digest(0)
+    assert order.batch_size == 3
+    for _ in range(2):
+        assert [order.batch(0, step).tolist() for step in range(2)] == [[0, 1, 2], [3, 4, 5]]

@@ -85,6 +85,26 @@ def test_a_model_that_is_wrapped_already_is_refused(model, inside):
     assert ".module" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [(partial(nn.LazyLinear, 3), "1.weight"), (nn.LazyBatchNorm1d, "1.weight")]
+)
+@pytest.mark.parametrize("layout", [{}, {"data": 2}])
+def test_a_model_that_has_no_shapes_yet_is_refused(kind, name, layout):
+    model = nn.Sequential(nn.Linear(3, 3), kind())
+    with pytest.raises(kway.RefusedError, match=rf"'{name}'.*run one batch through the model first"):
+        check_model(job_of(), model, layout, "math", 8)
+    model(torch.ones(8, 3))
+    check_model(job_of(), model, layout, "math", 8)
+
+
+def test_synchronised_normalisation_cut_in_time_is_refused_at_loose():
+    model = nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3))
+    with pytest.raises(kway.RefusedError, match=r"micro_batch=2 .*SyncBatchNorm.*'1'"):
+        check_model(job_of(micro_batch=2), model, {"data": 2}, "loose", 8)
+    check_model(job_of(micro_batch=4), model, {"data": 2}, "loose", 8)
+    check_model(job_of(micro_batch=2), model, {"data": 1}, "loose", 8)
+
+
 def test_normalisation_cut_in_time_is_refused_with_the_numbers():
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     with pytest.raises(kway.RefusedError, match=r"micro_batch=2 .*'1'.*up to 4 samples"):

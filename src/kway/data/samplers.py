@@ -21,12 +21,13 @@ class _Replay:
     An epoch is replayed under generators seeded by (seed, epoch). A sampler with a state of its own goes on
     from epoch to epoch; where an earlier epoch, or one further on, is asked for, it is run there from the
     start, on a copy, so that a resumed run sees what the uninterrupted run saw. The user's own object is
-    left as it was.
+    left as it was. ``nested``: it gives batches, which may be iterators that can be read once.
     """
 
     sampler: Iterable[Any]
     data: object
     seed: int
+    nested: bool = False
     epoch: int = -1
     items: list[Any] = field(default_factory=list)
     running: Any = None
@@ -54,7 +55,7 @@ class _Replay:
                 if isinstance(generator, torch.Generator):
                     generator.manual_seed(key(self.seed, "sampler generator", epoch))
             seed_generators(key(self.seed, "sampler", epoch))
-            return list(self.running)
+            return [list(batch) for batch in self.running] if self.nested else list(self.running)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class BatchSamplerOrder:
     _replay: _Replay = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_replay", _Replay(self.sampler, self.data, self.seed))
+        object.__setattr__(self, "_replay", _Replay(self.sampler, self.data, self.seed, nested=True))
 
     @property
     def batch_size(self) -> int:
@@ -109,7 +110,7 @@ class BatchSamplerOrder:
         named = getattr(self.sampler, "batch_size", None)
         if isinstance(named, int) and named > 0:
             return named
-        return max((len(list(batch)) for batch in self._replay.at(max(0, self._replay.epoch))), default=1)
+        return max((len(batch) for batch in self._replay.at(max(0, self._replay.epoch))), default=1)
 
     def steps(self, epoch: int) -> int:
         """Return the number of batches in this epoch."""
@@ -119,11 +120,11 @@ class BatchSamplerOrder:
         """Return the data set indices of one batch. Raises ``DataError`` where one is out of range."""
         if not 0 <= step < self.steps(epoch):
             raise UsageError(f"step {step} of epoch {epoch}", f"it has {self.steps(epoch)} steps")
-        return _indices(list(self._replay.at(epoch)[step]), self.samples, self.sampler)
+        return _indices(self._replay.at(epoch)[step], self.samples, self.sampler)
 
     def digest(self, epoch: int) -> int:
         """Return a number that stands for all batches of this epoch in their order."""
-        return digest_of([_plain(list(batch)) for batch in self._replay.at(epoch)])
+        return digest_of([_plain(batch) for batch in self._replay.at(epoch)])
 
 
 def _plain(items: list[Any]) -> list[Any]:

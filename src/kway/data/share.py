@@ -19,8 +19,9 @@ class Share:
     the rank count; ``total``: how many samples the global batch has. ``indices``: the data set indices of the
     rank's samples, int64 of shape (count,).
 
-    A rank (or a micro-batch) without a sample holds one real sample with a count of 0: its model runs like
-    the others', so that their collectives meet, and its loss weighs nothing.
+    A rank or a micro-batch without a sample holds one real sample with a count of 0. On a rank without any the
+    model runs like the others', so that their collectives meet, and its loss weighs nothing; where only the
+    micro-batch is empty it is left out.
     """
 
     micro: list[tuple[Any, int]]

@@ -5,6 +5,7 @@ from importlib import import_module
 from math import prod
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from kway.errors import RefusedError, UsageError
 from kway.job import Job, clip_rule
@@ -115,6 +116,15 @@ def check_model(
                 "kway spreads the plain model by itself",
                 "pass the model that it wraps (.module)",
             )
+    lazy = next(
+        (name for name, value in [*model.named_parameters(), *model.named_buffers()] if is_lazy(value)), None
+    )
+    if lazy is not None:
+        raise RefusedError(
+            f"{lazy!r} of the model has no shape yet (a lazy module)",
+            "the weights must be there before they are spread",
+            "run one batch through the model first, or name the sizes",
+        )
     check_loss(job.loss)
     check_optimizer(job.optimizer)
     rule = clip_rule(job.clip)

@@ -86,6 +86,17 @@ class Loose(_Share):
     name = "loose"
     promise = "as math, but batch normalisation uses each device's own statistics"
 
+    def check(self, job: Job, model: nn.Module, devices: int, share: int, shards: int) -> None:
+        """Refuse layers with collectives of their own over shares cut in time: an empty cut would join none."""
+        found = next((n for n, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)), None)
+        if found is not None and devices > 1 and job.micro_batch is not None and job.micro_batch < share:
+            raise RefusedError(
+                f"micro_batch={job.micro_batch} with SyncBatchNorm (layer {found!r}) and shares of up to "
+                f"{share} samples",
+                "its collectives would not meet where a device has fewer micro-batches than another (level loose)",
+                f"use micro_batch={share} or more, or BatchNorm in its place",
+            )
+
     def open(self, part: Part, optimizer: torch.optim.Optimizer) -> StepCore:
         """Make a step over the rank's share, and look out for shares that are too small to normalise."""
         part.opened.enter_context(several_values(part.model, part.place, part.shares, part.presence))
