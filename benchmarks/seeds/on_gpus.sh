@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One visit to a machine with GPUs: the GPU tests, then the seeds. Whatever fails, the rest runs.
-#   visit.sh DATA YARDSTICK OUT [K,K,...] [SECONDS]
+# One measurement on a machine with GPUs: the GPU tests, then the seeds. Whatever fails, the rest runs.
+#   on_gpus.sh DATA YARDSTICK OUT [K,K,...] [SECONDS]
 # TESTS=0 leaves the tests out. PYTHON names the interpreter; kway need not be installed in it.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
