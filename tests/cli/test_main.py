@@ -62,6 +62,24 @@ def test_unknown_flags(capsys, words):
     assert words[-1] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [
+        ("train", {"--loss", "--optimizer", "--lr", "--init"}),
+        ("prove", {"--loss", "--optimizer", "--lr", "--init"}),
+        ("evaluate", {"--loss"}),
+        ("predict", set()),
+    ],
+)
+def test_commands_offer_the_flags_that_they_use(name, offered, capsys):
+    assert main([name, "--help"]) == 0
+    words = set(capsys.readouterr().out.split())
+    assert words & {"--loss", "--optimizer", "--lr", "--init"} == offered
+    for flag in {"--loss", "--optimizer", "--init"} - offered:
+        assert main([name, "mlp", "--weights", "w.safetensors", flag, "x"]) == 2
+        assert "unrecognized arguments" in capsys.readouterr().err
+
+
 def test_help_of_one_command(capsys):
     assert main(["devices", "--help"]) == 0
     assert "usage: kway devices" in capsys.readouterr().out

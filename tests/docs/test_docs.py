@@ -5,6 +5,7 @@ and a Python block whose first line is ``# NAME.py`` is also the file of that na
 """
 
 import argparse
+import inspect
 import json
 import re
 import shlex
@@ -204,6 +205,20 @@ def test_flags_and_names_in_the_text_exist(path):
         assert flag in flags or flag == "--help", f"{path.name}: no command has {flag}"
     for name in re.findall(r"`kway\.(\w+)", prose(path)):
         assert name in kway.__all__, f"{path.name}: kway has no {name}"
+
+
+def test_the_guide_names_every_argument_and_event_of_train():
+    text = (ROOT / "docs/guide/your-own-model.md").read_text()
+    shown = re.search(r"`kway\.train\(job, ([^`]*)\)`", text)
+    assert shown
+    assert ["job", *re.findall(r"\w+", shown[1])] == list(inspect.signature(kway.train).parameters)
+    sources_of = [path for room in ("training", "jobs") for path in (ROOT / "src/kway" / room).glob("*.py")]
+    events = {name for path in sources_of for name in re.findall(r'"event": "(\w+)"', path.read_text())}
+    sentence = text[text.index("with the events") : text.index("; one that raises stops")]
+    assert set(re.findall(r"`(\w+)`", sentence)) - {"log_every"} == events
+    said = inspect.getdoc(kway.train)
+    assert said is not None
+    assert all(f"``{event}``" in said for event in events)
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)

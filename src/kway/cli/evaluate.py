@@ -12,6 +12,7 @@ HELP = "loss and metrics of trained weights, every sample counted once"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     options.model(parser)
+    options.loss(parser)
     options.placing(parser)
     parser.add_argument(
         "--weights", required=True, type=Path, metavar="FILE", help="safetensors file, or a run's folder"

@@ -11,8 +11,7 @@ def _folder(text: str) -> Path:
 
 
 def model(parser: argparse.ArgumentParser, precision: str = "fp32; TF32 is off") -> None:
-    """Add MODEL and the flags that make a job of it."""
-    from kway.cli._choices import LOSSES, OPTIMIZERS
+    """Add MODEL and the flags that make a job of it. Those of ``loss`` and ``training`` are apart."""
     from kway.data.sources import names as data_names
     from kway.job import PRECISIONS
     from kway.zoo import names as model_names
@@ -27,16 +26,30 @@ def model(parser: argparse.ArgumentParser, precision: str = "fp32; TF32 is off")
     parser.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="root with one folder a data set (or KWAY_DATA)"
     )
-    parser.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)}, or path/file.py:name")
-    parser.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}, or path/file.py:name")
-    parser.add_argument("--lr", type=float, metavar="X", help="learning rate")
     parser.add_argument("--batch-size", type=int, metavar="N", help="global batch, in samples (default 256)")
     parser.add_argument("--precision", metavar="P", help=f"{', '.join(PRECISIONS)} (default {precision})")
-    parser.add_argument("--init", metavar="FILE", help="weights to start from (safetensors)")
     parser.add_argument(
         "--seed", type=int, metavar="N", help="seed of weights, order and dropout (default 0)"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="loader processes a rank")
+    # A job is made from all of them, also where a command offers fewer.
+    parser.set_defaults(loss=None, optimizer=None, lr=None, init=None)
+
+
+def loss(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of the loss, for commands that compute one."""
+    from kway.cli._choices import LOSSES
+
+    parser.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)}, or path/file.py:name")
+
+
+def training(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of optimizer and initial weights, for commands that take steps."""
+    from kway.cli._choices import OPTIMIZERS
+
+    parser.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}, or path/file.py:name")
+    parser.add_argument("--lr", type=float, metavar="X", help="learning rate")
+    parser.add_argument("--init", metavar="FILE", help="weights to start from (safetensors)")
 
 
 def placing(parser: argparse.ArgumentParser, several: bool = False) -> None:

@@ -12,6 +12,8 @@ HELP = "prove that k devices give what one device gives"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     options.model(parser, precision="fp64, at level bits fp32")
+    options.loss(parser)
+    options.training(parser)
     options.placing(parser, several=True)
     options.exactness(parser)
     parser.add_argument(

@@ -12,6 +12,8 @@ HELP = "train a model on one device or many"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     options.model(parser)
+    options.loss(parser)
+    options.training(parser)
     options.placing(parser)
     options.exactness(parser)
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="(default 10)")
