@@ -8,7 +8,7 @@ import json
 import math
 import os
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -76,7 +76,7 @@ class Record:
                 f"a record of kind {data.get('kind')!r}, schema {data.get('schema')!r}",
                 f"this reads {cls.kind!r}, schema {cls.version}",
             )
-        names = {field.name for field in fields(cls)}
+        names = {entry.name for entry in fields(cls)}
         try:
             return cls(**{key: value for key, value in data.items() if key in names})
         except TypeError as error:
@@ -158,6 +158,11 @@ class Training(Record):
     ``waited_s`` (all in all for the save before).
     ``own_work_s``: for CPU ranks, one entry a rank, the median over steps of what it does by itself: the step without
     the time inside collectives; ``None`` on GPUs and for short runs.
+    ``job``: what was trained: ``data`` (its name, shapes or class), ``samples`` and ``held_out`` (``None``: a stream,
+    or nothing), ``loss``, ``penalty``, ``schedule``, ``clip``, ``shuffle``, ``micro_batch``, ``workers``, ``init``,
+    ``parameters`` (how many numbers) and ``trainable`` (of these), ``optimizer`` (``name``, ``groups`` of options as
+    the run began). ``machine``: ``host`` and ``cpu`` of rank 0, ``usable`` (processors), ``gpus`` (models that were
+    used), ``threads`` (of a rank).
     """
 
     kind: ClassVar[str] = "train"
@@ -191,6 +196,8 @@ class Training(Record):
     ema_sha256: str | None = None
     checkpoints: dict[str, Any] | None = None
     own_work_s: list[float] | None = None
+    job: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -203,7 +210,8 @@ class Proof(Record):
     ``tensor``) and ``tensors`` (how many were compared). ``certificate``, at level bits: ``holds_within`` and,
     for each of ``steps``, the SHA-256 of loss, gradient, parameters, buffers, optimizer state and, where
     there is one, the moving average of the weights. ``against``: the ``file`` whose certificate was checked and
-    the first ``disagreement``, or ``None``.
+    the first ``disagreement``, or ``None``. ``seed``, ``versions``, ``started``, ``job``, ``machine``: as in
+    ``Training``, with the optimizer that the proof ran with; ``machine`` is the caller's, without ``threads``.
     """
 
     kind: ClassVar[str] = "proof"
@@ -218,3 +226,8 @@ class Proof(Record):
     notices: list[str]
     certificate: dict[str, Any] | None = None
     against: dict[str, Any] | None = None
+    seed: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    started: str = ""
+    job: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)

@@ -272,3 +272,35 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_a_job_that_cannot_work_is_refused_when_it_is_made(more, said):
     with pytest.raises(kway.UsageError, match=said):
         job_of(**more)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_record_says_what_was_trained_and_where(ranks, tmp_path, size):
+    schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    model = net()
+    model[0].weight.requires_grad_(False)
+    train(ranks, job_of(model=model, clip=2.0, schedule=schedule), size, out=tmp_path / "run", epochs=1)
+    record = json.loads((tmp_path / "run" / "train.json").read_text())
+    job, machine = record["job"], record["machine"]
+    optimizer = job.pop("optimizer")
+    assert optimizer["name"] == "SGD"
+    assert optimizer["groups"][0]["momentum"] == 0.9
+    assert optimizer["groups"][0]["nesterov"] is False  # torch's default
+    assert optimizer["groups"][0]["lr"] == 0.1  # as it began, not as the schedule left it
+    assert job.pop("loss").startswith("CrossEntropyLoss(")
+    assert job == {
+        "data": "float32 23x3, int64 23",
+        "samples": 23,
+        "held_out": 7,
+        "penalty": None,
+        "schedule": "StepLR(step_size=1, gamma=0.5)",
+        "clip": "norm 2",
+        "shuffle": True,
+        "micro_batch": None,
+        "workers": 0,
+        "init": None,
+        "parameters": 3 * 6 + 6 + 2 * 6 + 6 * 4 + 4,
+        "trainable": 6 + 2 * 6 + 6 * 4 + 4,
+    }
+    assert machine["cpu"]
+    assert (machine["gpus"], machine["threads"] >= 1, machine["usable"] >= 1) == ([], True, True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -194,6 +195,24 @@ def test_the_record_says_what_was_found(ranks, tmp_path):
     assert saved["candidates"] == proof.candidates
     with pytest.raises(kway.UsageError, match=r"already holds proof\.json"):
         proved(ranks, job_of(), out=tmp_path / "proof")
+
+
+@pytest.mark.parametrize("exactness", ["math", "bits"])
+def test_the_record_says_what_was_proved_and_with_which_optimizer(ranks, exactness):
+    job = replace(job_of(seed=3), optimizer=partial(torch.optim.AdamW, lr=0.01))
+    proof = proved(ranks, job, exactness=exactness, steps=1)
+    assert proof.job["optimizer"]["name"] == "SGD"
+    assert proof.job["optimizer"]["groups"][0]["momentum"] == 0.9
+    assert any("instead of the job's AdamW" in text for text in proof.notices)
+    assert (proof.job["data"], proof.job["samples"]) == ("float32 13x3, int64 13", 13)
+    assert proof.job["loss"].startswith("CrossEntropyLoss(")
+    assert (proof.seed, proof.versions["torch"]) == (3, torch.__version__)
+    assert proof.started
+    assert proof.machine["cpu"]
+    own = proved(ranks, job, exactness=exactness, steps=1, own_optimizer=True)
+    assert (own.job["optimizer"]["name"], own.job["optimizer"]["groups"][0]["lr"]) == ("AdamW", 0.01)
+    assert not own.notices
+    assert not proved(ranks, job_of(), exactness=exactness, steps=1).notices
 
 
 def test_a_batch_that_every_count_divides_is_made_uneven(ranks):

@@ -15,7 +15,7 @@ class Images(InMemory):
     """``images``: uint8, shape (N, C, H, W); ``labels``: int64, shape (N,), from 0 to ``classes`` - 1.
 
     Pixels become float32 from 0 to 1 when a batch is taken: memory, and what travels to ranks, stay a quarter
-    as large. ``name`` is used in errors. Raises ``DataError`` for other shapes or types, or another label.
+    as large. ``name`` stands in errors and records. Raises ``DataError`` for other shapes or types, or another label.
     """
 
     def __init__(self, name: str, images: torch.Tensor, labels: torch.Tensor, classes: int) -> None:
@@ -33,7 +33,7 @@ class Images(InMemory):
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
             raise DataError(f"{name}: labels from {low} to {high}", f"labels from 0 to {classes - 1}")
-        self.images, self.labels = images, labels
+        self.name, self.images, self.labels = name, images, labels
 
     def __len__(self) -> int:
         return len(self.labels)

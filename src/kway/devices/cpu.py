@@ -70,7 +70,8 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(M_TRIM_THRESHOLD, KEEP_BYTES) == 1)
 
 
-def _model(root: Path) -> str:
+def model(root: Path = ROOT) -> str:
+    """Return what the processor is called, its architecture where the system has no name for it."""
     try:
         with (root / "proc/cpuinfo").open() as lines:
             for line in lines:
@@ -126,7 +127,7 @@ def describe(root: Path = ROOT) -> dict[str, Any]:
     if limit is not None:
         total, available = min(total, limit.limit), min(available, limit.available)
     return {
-        "model": _model(root),
+        "model": model(root),
         "cores": _physical_cores(root),
         "logical": os.cpu_count() or 1,
         "affinity": affinity(),

@@ -26,6 +26,7 @@ from kway.step.deterministic import bits_hold_within, deterministic
 from kway.step.gather import WholeBatch
 from kway.step.precision import precision_of
 from kway.step.storage import to_bytes
+from kway.training.subject import optimizer_facts
 
 OTHER_ORDERS = 3
 RULE = (
@@ -59,11 +60,15 @@ class Case:
 
 
 class Judge(ABC):
-    """Judges candidates on one case. ``notices``: lines for the user."""
+    """Judges candidates on one case, beside a reference.
 
-    def __init__(self, case: Case) -> None:
+    ``notices``: lines for the user; ``optimizer``: what the reference began with (``optimizer_facts``).
+    """
+
+    def __init__(self, case: Case, reference: Reference | ShardReference) -> None:
         self.case = case
         self.notices: list[str] = []
+        self.optimizer = optimizer_facts(reference.optimizer)
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -78,9 +83,9 @@ class MathJudge(Judge):
     """Every step starts from the reference's state; tensors may differ by rounding."""
 
     def __init__(self, case: Case, level: str = "math") -> None:
-        super().__init__(case)
-        self._level = level
         reference = Reference(case.job, case.model, case.home)
+        super().__init__(case, reference)
+        self._level = level
         self._snapshots = _run(reference, case, _orders(case, None), self.notices)
 
     def describe(self) -> dict[str, Any]:
@@ -106,8 +111,8 @@ class BitsJudge(Judge):
     """
 
     def __init__(self, case: Case, alone: Runner) -> None:
-        super().__init__(case)
         reference = ShardReference(case.job, case.model, case.home)
+        super().__init__(case, reference)
         with deterministic(case.home):
             snapshots = _run(reference, case, _orders(case, case.shards), self.notices, case.shards)
         self.anchor = _by_noise(case, snapshots, alone(case.spec({}, "bits")))

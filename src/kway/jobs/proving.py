@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,15 @@ from kway.jobs.place import Place, choose, rank_threads
 from kway.launch.torchrun import from_environment
 from kway.proving import candidate
 from kway.proving.certificate import first_disagreement
-from kway.records import Proof
+from kway.records import Cluster, Proof
 from kway.step.build import build
 from kway.strategies.layout import check_level, check_model, fit, named_sizes, title
 from kway.strategies.levels import DEFAULT_SHARDS
+from kway.training.facts import facts_of
 from kway.training.parts import training_parts
 from kway.training.spec import positive
+from kway.training.subject import function_name, subject_of
+from kway.training.surroundings import machine, versions
 
 
 def prove(
@@ -50,7 +54,8 @@ def prove(
     ``devices``: one set or a list of sets (``"1,2,3"``, ``"cpu:2 cuda:0,1"``); ``strategy``: one or several,
     separated by commas; every pair is a row of the proof. ``precision``: ``"auto"`` is float64 at level math and
     the job's own at level bits; ``None`` is the job's own. Runs with SGD (lr 0.1, momentum 0.9) unless
-    ``own_optimizer`` is set: adaptive optimizers hide wrong factors. Writes proof.json into ``out``.
+    ``own_optimizer`` is set: adaptive optimizers hide wrong factors, and a notice names the job's.
+    Writes proof.json into ``out``.
 
     At level math the other side is a plain torch loop, dropout is off, and rounding may differ. At level bits it
     is kway on one device over the same ``shards``, dropout on, and nothing may differ; ``against`` names a
@@ -65,7 +70,9 @@ def prove(
     if precision == "auto":
         precision = job.precision if exactness == "bits" else "fp64"
     job = replace(job, precision=precision or job.precision)
+    notices = []
     if not own_optimizer:
+        notices = _notice_optimizer(function_name(job.optimizer))
         job = replace(job, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
     strategies = [text.strip() for text in strategy.split(",")]
     for text in strategies:
@@ -73,11 +80,15 @@ def prove(
         check_level({}, exactness, shards)
     other = _certificate(against, exactness)
     sets = parse_list(devices, cluster)
-    parts = held(training_parts(job)[0], job.seed, steps)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    whole, held_out = training_parts(job)
+    parts = held(whole, job.seed, steps)
     # The reference trains and casts the model: an instance stays as the user has it.
     model = build(
         replace(job, model=copy.deepcopy(job.model)) if isinstance(job.model, torch.nn.Module) else job
     )
+    alone = Place(choose([sets[0][0]], "single", exactness, shards), rank_threads([sets[0][0]]), None)
+    subject = subject_of(job, facts_of(job, whole, alone.plan), model, whole, held_out)
     if isinstance(job.model, torch.nn.Module):
         job = replace(job, model=copy.deepcopy(model), init=None)
     # The fingerprints of a certificate must not depend on which devices were asked for.
@@ -94,7 +105,6 @@ def prove(
             result: dict[str, Any] = where.run(run_rank, spec, *own, echo=echo, ranks=ranks)[0]
             return result
 
-        alone = Place(choose([str(home)], "single", exactness, shards), rank_threads([str(home)]), None)
         judge: Judge
         certificate = None
         if exactness == "bits":
@@ -114,13 +124,34 @@ def prove(
             precision=job.precision,
             steps=steps,
             candidates=rows,
-            notices=list(dict.fromkeys([*parts.notices, *judge.notices])),
+            notices=list(dict.fromkeys([*notices, *parts.notices, *judge.notices])),
             certificate=certificate,
             against=None if other is None else {"file": str(against), "disagreement": disagreement},
+            seed=job.seed,
+            versions=versions(),
+            started=started,
+            job={**subject, "optimizer": judge.optimizer},
+            machine=machine(_gpus(sets, cluster)),
         )
         if out is not None:
             proof.save(folder)
     return proof
+
+
+def _notice_optimizer(own: str | None) -> list[str]:
+    """Say that the proof is of another optimizer than the job's, where that one is no SGD itself."""
+    if own == "SGD":
+        return []
+    return [
+        f"proved with SGD (lr 0.1, momentum 0.9) instead of the job's {own}: steps that adapt to the gradient's size "
+        "hide wrong factors and magnify rounding; own_optimizer=True (--optimizer) proves with another"
+    ]
+
+
+def _gpus(sets: list[list[str]], cluster: Cluster) -> list[str]:
+    """Name the models of the GPUs in these device sets."""
+    models = {f"cuda:{gpu['index']}": str(gpu["name"]) for gpu in cluster.gpus}
+    return [models.get(device, "") for chosen in sets for device in chosen]
 
 
 def _certificate(against: Path | str | None, exactness: str) -> Mapping[str, Any] | None:

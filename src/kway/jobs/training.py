@@ -31,6 +31,7 @@ from kway.training.loop import Loop
 from kway.training.parts import training_parts
 from kway.training.saving import FOLDER
 from kway.training.spec import TrainSpec, interval, saving_interval
+from kway.training.subject import subject_of
 from kway.training.validation import BEST, known_figure
 from kway.units import duration
 from kway.world import StopRequest
@@ -135,7 +136,7 @@ def train(
     check_saving(out, checkpoint_every, keep, resume)
     restarts = Restarts(max_restarts, min_devices)
     restarts.check(where.plan.devices, where.joined is not None)
-    parts, _ = training_parts(job)
+    parts, held = training_parts(job)
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
     spec = replace(spec, facts=facts_of(job, parts, where.plan))
@@ -158,7 +159,9 @@ def train(
             told += bring_best(found, folder)
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
-        spec = replace(spec, job=sent, folder=str(folder))
+        spec = replace(
+            spec, job=sent, folder=str(folder), subject=subject_of(job, spec.facts, model, parts, held)
+        )
         started = where.starts_ranks
         stop = StopRequest()
 

@@ -27,7 +27,8 @@ from kway.training.requests import STOP, Requests
 from kway.training.saving import Position, Saver
 from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
-from kway.training.surroundings import peak_memory, versions
+from kway.training.subject import optimizer_facts
+from kway.training.surroundings import gpu_name, machine, peak_memory, versions
 from kway.training.validation import BEST, Validation
 from kway.training.watch import LossWatch
 from kway.training.weights import fingerprint, save_weights, unique_names
@@ -80,6 +81,8 @@ class Loop:
             plan.shards,
             self.status,
         )
+        # As it begins: a schedule changes the rate later.
+        self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
         self.loader = self.engine.loader(train)
         self.validation = None if held is None else self._open(self.engine.loader(held))
         self.clock, self.watch = StepClock(self.engine.device, self.status), LossWatch(self.engine.device)
@@ -336,6 +339,7 @@ class Loop:
         names = unique_names(self.model)
         works = self.engine.mesh.world.objects(self.clock.work())
         notices += slow_ranks(works)
+        gpus = self.engine.mesh.world.objects(gpu_name(self.engine.device))
         return Training(
             model=job.title,
             strategy=plan.strategy,
@@ -364,6 +368,8 @@ class Loop:
             best=None if validation is None else validation.best,
             notices=list(dict.fromkeys(notices)),
             versions=versions(),
+            job=self.subject,
+            machine=machine(gpus, threads=self.world.threads),
             started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),
             wall_s=time.perf_counter() - begun,
         )

@@ -62,7 +62,7 @@ class TrainSpec:
 
     ``is_kept``: whether the folder outlives the run, so that checkpoints can be kept there, every
     ``checkpoint_every``, the last ``keep`` of them. ``resume``: the folder of the checkpoint to go on from.
-    ``facts``: what the job is, for checkpoints (see ``kway.training.facts``).
+    ``facts``: what the job is, for checkpoints (see ``kway.training.facts``); ``subject``: for the record.
     """
 
     job: Job
@@ -81,6 +81,7 @@ class TrainSpec:
     keep: int | None = None
     resume: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    subject: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse counts that cannot work."""

@@ -1,12 +1,16 @@
-"""What a record says beside what was computed: memory, versions."""
+"""What a record says beside what was computed: memory, versions, the machine."""
 
+import platform
 import resource
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 
 import kway
+from kway.devices import cpu
 
 
 def peak_memory(device: torch.device) -> int:
@@ -24,4 +28,20 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
+    }
+
+
+def gpu_name(device: torch.device) -> str:
+    """Return what a GPU is called; empty for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def machine(gpus: Iterable[str], **more: Any) -> dict[str, Any]:
+    """Return where a record was made: see ``kway.records.Training``. ``gpus``: names of those that were used."""
+    return {
+        "host": platform.node(),
+        "cpu": cpu.model(),
+        "usable": cpu.usable_cores(),
+        "gpus": sorted({name for name in gpus if name}),
+        **more,
     }
