@@ -32,8 +32,9 @@ def run(args: argparse.Namespace) -> int:
     from kway.jobs.proving import prove
     from kway.report.tables import table
 
-    own_optimizer = args.optimizer is not None
-    if not own_optimizer:
+    # A Job's own optimizer stays in the job: the proof says what it takes instead.
+    of_job = args.optimizer is None and args.lr is None and _is_job(args.model)
+    if args.optimizer is None and not of_job:
         args.optimizer, args.lr = "momentum", 0.1 if args.lr is None else args.lr
     if args.precision is None and args.exactness != "bits":
         args.precision = "fp64"
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         steps=args.steps,
         out=folder,
         precision=None,
-        own_optimizer=True,
+        own_optimizer=not of_job,
         shards=args.shards,
         against=args.against,
     )
@@ -83,6 +84,13 @@ def run(args: argparse.Namespace) -> int:
         )
     print(f"verdict: {proof.verdict}; wrote {folder}/proof.json", file=screen)
     return 0 if proof.verdict == "pass" else 1
+
+
+def _is_job(model: str) -> bool:
+    from kway.cli._objects import is_reference, load_object
+    from kway.job import Job
+
+    return is_reference(model) and isinstance(load_object("model", model), Job)
 
 
 def _shares(shares: list[list[int]] | None) -> str | None:
