@@ -13,19 +13,23 @@ from kway.errors import UsageError
 T = TypeVar("T")
 
 
-def known(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """Return ``table[name]``, or raise a ``UsageError`` that lists the known names of this ``kind``."""
+def known(kind: str, name: str, table: Mapping[str, T], also: str = "") -> T:
+    """Return ``table[name]``, or raise the ``UsageError`` of ``unknown``."""
     if isinstance(name, str) and name in table:
         return table[name]
-    raise unknown(kind, str(name), table)
+    raise unknown(kind, str(name), table, also)
 
 
-def unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
-    """Make the error for a name that is not known, with the closest known name where there is one."""
+def unknown(kind: str, name: str, names: Iterable[str], also: str = "") -> UsageError:
+    """Make the error for a name that is not known, with the closest known name where there is one.
+
+    ``also``: a form that is no name, and that is taken as well.
+    """
     names = sorted(names)
     close = get_close_matches(name, names, n=1)
     advice = f"did you mean {close[0]!r}?" if close else ""
-    return UsageError(f"unknown {kind} {name!r}", f"known are {', '.join(names)}", advice)
+    listed = ", ".join(names) + (f", or {also}" if also else "")
+    return UsageError(f"unknown {kind} {name!r}", f"known are {listed}", advice)
 
 
 def modules_of(package: str) -> list[str]:

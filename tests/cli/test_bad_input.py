@@ -13,6 +13,26 @@ FILES = {
     "broken.py": "import a_module_that_is_not_there\n",
     "raises.py": "def make():\n    raise RuntimeError('no weights today')\n",
     "empty.py": "x = 1\n",
+    "nets.py": """
+import torch
+from kway import Job
+from torch.nn import Linear, Module
+
+
+class Net(Module):
+    pass
+
+
+class Block(Module):
+    pass
+
+
+def data():
+    pass
+
+
+job = Job(Net, torch.nn.MSELoss(), torch.optim.SGD, data=[(1, 2)], batch_size=1)
+""",
     "leaves.py": "raise SystemExit(0)\n",
     "leaving/__init__.py": "raise SystemExit(0)\n",
     "own.py": """
@@ -96,6 +116,11 @@ def here(tmp_path, monkeypatch):
         ("resnet18 --micro-batch 4", "micro_batch=4"),
         ("broken.py:Net", "a_module_that_is_not_there"),
         ("raises.py:make", "no weights today"),
+        ("nets.py", "model 'nets.py' is a file: it has Block, Net, job; say which: nets.py:Block"),
+        ("nets.py:", "model 'nets.py:' is a file: it has Block, Net, job"),
+        ("nets.py:Nets", "it has Block, Net, job; did you mean nets.py:Net?"),
+        ("mlp --data nets.py", "--data 'nets.py' is a file: it has Block, Net, data"),
+        ("mlp --optimizer adm", "sgd, or path/file.py:name; did you mean 'adam'?"),
         ("empty.py:Net", "no 'Net'"),
         ("missing.py:Net", "missing.py"),
         ("no.such.module:Net", "no module"),

@@ -26,6 +26,7 @@ def test_help_lists_every_command(capsys):
     for name in commands():
         assert f"\n  {name} " in out
     assert devices.HELP in out
+    assert "usage: kway [-h] [--version] COMMAND" in out
 
 
 def test_commands_come_in_a_sensible_order():
@@ -77,7 +78,43 @@ def test_commands_offer_the_flags_that_they_use(name, offered, capsys):
     assert words & {"--loss", "--optimizer", "--lr", "--init"} == offered
     for flag in {"--loss", "--optimizer", "--init"} - offered:
         assert main([name, "mlp", "--weights", "w.safetensors", flag, "x"]) == 2
-        assert "unrecognized arguments" in capsys.readouterr().err
+        assert f"unknown flag {flag};" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "train mlp --bach-size 64",
+            "unknown flag --bach-size; did you mean --batch-size? see kway train --help",
+        ),
+        (
+            "train --bach-size=64 mlp",
+            "unknown flag --bach-size; did you mean --batch-size? see kway train --help",
+        ),
+        ("train mlp --batch-size abc", "--batch-size abc: it must be a whole number; see kway train --help"),
+        ("train mlp --epochs 1.5", "--epochs 1.5: it must be a whole number; see kway train --help"),
+        ("train mlp --lr fast", "--lr fast: it must be a number; see kway train --help"),
+        ("train mlp --lr", "--lr expected one argument; see kway train --help"),
+        ("train mlp lenet", "'lenet' is one argument too many; see kway train --help"),
+        ("predict mlp", "--weights is missing: safetensors file, or a run's folder; see kway predict --help"),
+        (
+            "predict mlp --weigths x",
+            "unknown flag --weigths; did you mean --weights? see kway predict --help",
+        ),
+        ("launch", "SCRIPT is missing: a Python file, or with -m a module; see kway launch --help"),
+        (
+            "launch --device 2 x.py --lr",
+            "unknown flag --device; did you mean --devices? see kway launch --help",
+        ),
+        ("--bogus", "unknown flag --bogus; see kway --help"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_one_error(capsys, line, said):
+    assert main(line.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"kway: error: {said}\n"
 
 
 def test_help_of_one_command(capsys):

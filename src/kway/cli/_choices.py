@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kway.cli._objects import is_reference, load_object
+from kway.cli._objects import OWN, is_reference, load_object
 from kway.errors import UsageError
 from kway.registry import known
 
@@ -37,7 +37,7 @@ def loss_of(name: str) -> Any:
     """Return a loss by name, or the user's own. Raises ``UsageError``."""
     if is_reference(name):
         return _called_if_class("--loss", name)
-    kind = known("loss", name, LOSSES)
+    kind = known("loss", name, LOSSES, OWN)
     from torch import nn
 
     return getattr(nn, kind)()
@@ -58,7 +58,7 @@ def optimizer_of(name: str, lr: float | None) -> tuple[Callable[..., Any], str]:
                 "name a class of optimizers, or a function that makes one",
             )
         return (own if lr is None else partial(own, lr=lr)), name if lr is None else f"{name}, lr {lr:g}"
-    kind, options = known("optimizer", name, OPTIMIZERS)
+    kind, options = known("optimizer", name, OPTIMIZERS, OWN)
     rate = lr if lr is not None else ADAPTIVE_LR if name in _ADAPTIVE else DEFAULT_LR
     from torch import optim
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kway.cli._choices import loss_of, optimizer_of
-from kway.cli._objects import is_reference, load_object
+from kway.cli._objects import OWN, is_reference, load_object
 from kway.data import sources
 from kway.errors import UsageError
 from kway.job import Job
@@ -27,7 +27,7 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
         return _overridden(named, args, fixed)
     seed = 0 if args.seed is None else args.seed
     if named is None and args.model not in _zoo_names():
-        raise unknown("model", args.model, [*_zoo_names(), "path/file.py:name"])
+        raise unknown("model", args.model, _zoo_names(), OWN)
     optimizer, optimizer_text = optimizer_of(args.optimizer or "sgd", args.lr)
     train, validation, source, data_text, notices = _data(args, seed)
     loss = loss_of(args.loss or (_usual_loss(train) if targets else "mse"))

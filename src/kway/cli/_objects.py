@@ -5,16 +5,23 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kway.errors import UsageError
+from kway.job import Job
+
+OWN = "path/file.py:name"
 
 
 def is_reference(text: str) -> bool:
-    """Whether ``text`` names an object in a module or file, rather than something kway knows by name."""
-    return ":" in text
+    """Whether ``text`` names an object in a module or file, rather than something kway knows by name.
+
+    A file without a name counts: ``load_object`` says what is in it.
+    """
+    return ":" in text or text.endswith(".py")
 
 
 def load_object(what: str, text: str) -> Any:
@@ -23,19 +30,36 @@ def load_object(what: str, text: str) -> Any:
     Raises ``UsageError``, with the user's traceback, for a file that fails to import, and one that lists the
     public names where the name is not there.
     """
-    place, _, name = text.rpartition(":")
-    if not place or not name:
+    place, _, name = (text + ":" * (":" not in text)).rpartition(":")
+    if not place or not (name or place.endswith(".py")):
         raise UsageError(f"{what} {text!r}", "path/file.py:name or package.module:name")
     module = _from_file(what, Path(place)) if place.endswith(".py") else _from_package(what, place)
+    names = _names(what, module)
+    has = f"it has {', '.join(names) or 'nothing'}"
+    if not name:
+        raise UsageError(
+            f"{what} {text!r} is a file", has, f"say which: {place}:{names[0] if names else 'name'}"
+        )
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            names = sorted(n for n, v in vars(module).items() if not n.startswith("_") and callable(v))
-            raise UsageError(
-                f"{what} {text!r}: no {name!r} in {place}", f"it has {', '.join(names) or 'nothing'}"
-            )
+            near = get_close_matches(name, names, n=1)
+            advice = f"did you mean {place}:{near[0]}?" if near else ""
+            raise UsageError(f"{what} {text!r}: no {name!r} in {place}", has, advice)
         found = getattr(found, part)
     return found
+
+
+def _names(what: str, module: ModuleType) -> list[str]:
+    """List the public names of what a module defines, for a model its jobs and classes of modules where it has any."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    own = {n: v for n, v in public.items() if getattr(v, "__module__", None) == module.__name__}
+    jobs = [name for name, value in public.items() if isinstance(value, Job)]
+    models = [name for name, value in own.items() if hasattr(value, "named_parameters")]
+    if what == "model" and (jobs or models):
+        return sorted([*jobs, *models])
+    callables = [name for name, value in public.items() if callable(value)]
+    return sorted(name for name in callables if name in own) or sorted(callables)
 
 
 def _from_file(what: str, path: Path) -> ModuleType:

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from kway import __version__
+from kway.cli._parser import Parser
 from kway.errors import KwayError, RankError
 from kway.registry import modules_of, unknown
 
@@ -67,48 +68,35 @@ def _dispatch(words: list[str]) -> int:
     name, rest = words[0], words[1:]
     names = commands()
     if name not in names:
-        code, _ = _parse_error(_top_parser(), str(unknown("command", name, names)))
-        return code
+        raise unknown("command", name, names)
     module = import_module(f"kway.cli.{name}")
-    parser = argparse.ArgumentParser(prog=f"kway {name}", description=module.HELP, allow_abbrev=False)
+    parser = Parser(prog=f"kway {name}", description=module.HELP)
     module.configure(parser)
     code, args = _parse(parser, rest)
     return int(module.run(args)) if code is None else code
 
 
-def _top_parser() -> argparse.ArgumentParser:
+def _top_parser() -> Parser:
     names = commands()
     width = max(len(name) for name in names)
     lines = [f"  {name:{width}}  {import_module(f'kway.cli.{name}').HELP}" for name in names]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kway",
-        usage="kway [--help] [--version] COMMAND ...",
+        usage="kway [-h] [--version] COMMAND ...",
         description=SUMMARY,
         epilog="\n".join(["commands:", *lines, "", "kway COMMAND --help tells more about one."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"kway {__version__}")
     return parser
 
 
-def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[int | None, Any]:
-    """Return (``None``, arguments), or the exit code that argparse wants and ``None``."""
+def _parse(parser: Parser, words: list[str]) -> tuple[int | None, Any]:
+    """Return (``None``, arguments), or the exit code that help and version end with and ``None``."""
     try:
-        return None, parser.parse_args(words)
+        return None, parser.read(words)
     except SystemExit as leaving:
-        return _code_of(leaving), None
-
-
-def _parse_error(parser: argparse.ArgumentParser, message: str) -> tuple[int, None]:
-    try:
-        parser.error(message)
-    except SystemExit as leaving:
-        return _code_of(leaving), None
-
-
-def _code_of(leaving: SystemExit) -> int:
-    return leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
+        return (leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1), None
 
 
 def _report(error: KwayError) -> None:

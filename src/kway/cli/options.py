@@ -6,7 +6,7 @@ from pathlib import Path
 
 def _folder(text: str) -> Path:
     if not text.strip():
-        raise argparse.ArgumentTypeError("a folder needs a name")
+        raise argparse.ArgumentTypeError(f"{text!r}: a folder needs a name")
     return Path(text)
 
 

@@ -28,7 +28,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--validate-every", default="1", metavar="N", help='epochs, or like "200steps" (default 1)'
     )
     parser.add_argument(
-        "--log-every", type=int, default=10, metavar="N", help="steps between two progress events"
+        "--log-every",
+        type=int,
+        default=10,
+        metavar="N",
+        help="steps between two looks at the loss, for the line that shows progress: on a terminal it is redrawn in "
+        "place, elsewhere a line comes every 30 s at most (default 10)",
     )
     parser.add_argument(
         "--save-best", metavar="NAME", help="keep best.safetensors by validation_loss or a metric"
