@@ -174,7 +174,19 @@ def test_another_job_is_refused_with_what_differs(tmp_path, change, words):
         kway.train(job(**change), devices="cpu:1", out=tmp_path / "more", resume=out, **TRAINED)
     for word in words:
         assert word in str(caught.value)
-    assert not (tmp_path / "more" / "train.json").exists()
+    assert not (tmp_path / "more").exists()
+
+
+@pytest.mark.starts
+def test_of_a_refused_run_nothing_stays_on_several_devices_either(tmp_path):
+    out, more = tmp_path / "run", tmp_path / "more"
+    kway.train(job(), devices="cpu:1", out=out, steps=1, checkpoint_every="1steps", **TRAINED)
+    other = job(optimizer=partial(torch.optim.Adam, lr=0.02))
+    with pytest.raises(UsageError, match="now 0.02"):
+        kway.train(other, devices="cpu:2", out=more, resume=out, echo=False, **TRAINED)
+    assert not more.exists()
+    run = kway.train(job(), devices="cpu:1", out=more, resume=out, steps=2, **TRAINED)
+    assert run.record.resumed_from_step == 1
 
 
 def test_bits_are_not_gone_on_with_where_they_do_not_hold(tmp_path, monkeypatch):

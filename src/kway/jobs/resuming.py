@@ -1,6 +1,5 @@
 """Which checkpoint a run goes on from."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ from torch import nn
 from kway.checkpoints.manifest import MANIFEST
 from kway.checkpoints.reading import Checkpoint, newest, open_checkpoint
 from kway.errors import UsageError
-from kway.records import write_atomically
 from kway.step.build import check_names
 from kway.training.facts import check_facts
 from kway.training.saving import FOLDER
-from kway.training.validation import BEST
 
 
 def check_saving(out: Any, every: Any, keep: Any, resume: bool | Path | str) -> None:
@@ -73,24 +70,3 @@ def find(
     check(checkpoint)
     check_names(model, checkpoint.weights(), f"of checkpoint {checkpoint.path}")
     return checkpoint.path.resolve(), told
-
-
-def bring_best(checkpoint: Path, folder: Path) -> list[str]:
-    """Copy the best weights of the run that a checkpoint is of into the folder of this run, if they are those that the
-    checkpoint speaks of. Returns lines for the user.
-    """
-    validation = open_checkpoint(checkpoint).part("run").get("validation") or {}
-    best = validation.get("best")
-    if best is None or (folder / BEST).exists():
-        return []
-    source = checkpoint.parent.parent / BEST
-    try:
-        content = source.read_bytes()
-    except OSError:
-        content = b""
-    if hashlib.sha256(content).hexdigest() == validation.get("best_sha256"):
-        write_atomically(folder / BEST, content)
-        return []
-    return [
-        f"the best weights up to then, of step {best['step']}, are not in {source} any more: best begins anew"
-    ]

@@ -1,7 +1,8 @@
 """``kway.train``: from a job to a trained module and its record."""
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -17,7 +18,7 @@ from kway.job import Job
 from kway.jobs.folder import claimed
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.restarting import Restarts, run_again
-from kway.jobs.resuming import bring_best, check_saving, find
+from kway.jobs.resuming import check_saving, find
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
@@ -146,17 +147,16 @@ def train(
 
     found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
     spec = replace(spec, resume=None if found is None else str(found))
-    listeners = list(callbacks)
+    listeners, seen = list(callbacks), set[str]()
 
     def tell(event: dict[str, Any]) -> None:
         name = event["event"]
+        seen.add(name)
         for listener in listeners:
             listener(name, {key: value for key, value in event.items() if key != "event"})
 
     with ExitStack() as stack:
         folder = _folder(stack, where, out, resume)
-        if found is not None and where.is_main:
-            told += bring_best(found, folder)
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
         spec = replace(
@@ -175,17 +175,18 @@ def train(
                     tell({"event": "warning", "text": line})
             logs = _made(folder / "logs") if out is not None else None
             # On one device that is left a process of its own is started too: what killed the rank may come again.
-            return where.run(
-                run_rank,
-                now,
-                on_event=tell,
-                logs=logs,
-                echo=echo,
-                ranks=ranks,
-                stop=stop,
-                apart=True,
-                stall_timeout=stall,
-            )
+            with _gone_if_refused(logs, seen):
+                return where.run(
+                    run_rank,
+                    now,
+                    on_event=tell,
+                    logs=logs,
+                    echo=echo,
+                    ranks=ranks,
+                    stop=stop,
+                    apart=True,
+                    stall_timeout=stall,
+                )
 
         if started:
             with asked_to_stop(stop) if out is not None else nullcontext():
@@ -233,6 +234,17 @@ def _made(folder: Path) -> Path:
     chosen = next(path for path in starts if not (path / "rank-0.log").exists())
     chosen.mkdir(parents=True, exist_ok=True)
     return chosen
+
+
+@contextmanager
+def _gone_if_refused(logs: Path | None, seen: set[str]) -> Iterator[None]:
+    """Remove the logs of ranks that refuse the run before it starts, of which ``seen`` knows: exit code 2 leaves nothing."""
+    try:
+        yield
+    except UsageError:
+        if logs is not None and "start" not in seen:
+            shutil.rmtree(logs, ignore_errors=True)
+        raise
 
 
 def _figure(job: Job, what: str, name: str | None) -> str | None:

@@ -20,6 +20,7 @@ from kway.step.core import waits_for_figure
 from kway.step.deterministic import bits_hold_within
 from kway.step.tally import Tally, mean
 from kway.strategies.engine import Engine
+from kway.training.best import bring_best
 from kway.training.clock import StepClock
 from kway.training.facts import check_options, check_within, resumed_notices
 from kway.training.parts import training_parts
@@ -91,8 +92,8 @@ class Loop:
         self.requests = Requests(self.engine.device)
         self.saver = Saver(self.engine, spec, self.world.is_main)
         try:
-            resumed = self._resume()
             self.saver.check()
+            resumed = self._resume()
             self._say(
                 {
                     "event": "start",
@@ -251,13 +252,17 @@ class Loop:
         self.notices += [*run["notices"], *resumed_notices(checkpoint, self.spec.plan, streams)]
         self.steps, self.epoch, self.rows = checkpoint.step, checkpoint.epoch, list(run["rows"])
         self.watch.load(run["watch"])
-        if self.validation is not None and run["validation"] is not None:
-            there = (Path(self.spec.folder) / BEST).is_file()
-            self.validation.load(run["validation"], self.engine.mesh.world.objects(there)[0])
         if run["course"] is not None:
             tally = self.engine.tally([*self.spec.job.metrics])
             tally.load(run["tally"], self.engine.rows)
             self.course = _Course(tally, run["step_of_epoch"], *run["course"])
+        # From here on the run is not refused any more, so that something may be written.
+        folder = Path(self.spec.folder)
+        if self.world.is_main:
+            self.notices += bring_best(checkpoint, folder)
+        if self.validation is not None and run["validation"] is not None:
+            there = (folder / BEST).is_file()
+            self.validation.load(run["validation"], self.engine.mesh.world.objects(there)[0])
         return self.steps
 
     def _is_whole(self, epoch: int, step: int) -> bool:
