@@ -231,3 +231,23 @@ class Proof(Record):
     started: str = ""
     job: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Say the verdict and what each row found; the tensors are in the fields."""
+        return f"Proof({self.model}: {self.verdict}; {', '.join(map(_found, self.candidates))})"
+
+    def __str__(self) -> str:
+        """Return the verdict, a line for each row with its reason, and the notices."""
+        rows = [f"  {_found(row)}" + f" ({row['reason']})" * bool(row["reason"]) for row in self.candidates]
+        notes = [f"  note: {text}" for text in self.notices]
+        return "\n".join([f"proof of {self.model}: {self.verdict}", *rows, *notes])
+
+
+def _found(row: dict[str, Any]) -> str:
+    """Format a row of a proof: ``data=2 on 2 devices: ulps, 14.2 at most in 75 tensors``."""
+    count = row["devices"]
+    text = f"{row['strategy']} on {count} device{'' if count == 1 else 's'}: {row['equal']}"
+    if row["equal"] not in ("bits", "ulps"):
+        return text
+    most = f", {row['max_ulps']} at most" if row["equal"] == "ulps" else ""
+    return f"{text}{most} in {row['tensors']} tensors"

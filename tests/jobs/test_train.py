@@ -304,3 +304,12 @@ def test_the_record_says_what_was_trained_and_where(ranks, tmp_path, size):
     }
     assert machine["cpu"]
     assert (machine["gpus"], machine["threads"] >= 1, machine["usable"] >= 1) == ([], True, True)
+
+
+@pytest.mark.parametrize(("size", "place"), [(1, "single on 1 device"), (2, "data=2 on 2 devices")])
+def test_a_run_is_told_in_one_line(ranks, size, place):
+    run = train(ranks, job_of(), size)
+    row = run.epochs[-1]
+    figures = f"loss {row['train_loss']:.4f}  validation loss {row['validation_loss']:.4f}"
+    assert str(run) == f"Run(net: {place}, 6 steps; epoch 2: {figures}  accuracy {row['accuracy']:.4f})"
+    assert repr(train(ranks, job_of(metrics={}, validation=None), size)).count("\n") == 0

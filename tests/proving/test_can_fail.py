@@ -215,6 +215,19 @@ def test_the_record_says_what_was_proved_and_with_which_optimizer(ranks, exactne
     assert not proved(ranks, job_of(), exactness=exactness, steps=1).notices
 
 
+def test_a_proof_is_told_by_verdict_and_rows(ranks):
+    proof = proved(ranks, job_of(partial(Biased, 1e-6), name="biased"), devices="1,2", steps=1)
+    alone, two = proof.candidates
+    said = str(proof).splitlines()
+    assert said[0] == "proof of biased: fail"
+    assert said[1].startswith(f"  data=1 on 1 device: {alone['equal']}")
+    assert said[1].endswith(f" in {alone['tensors']} tensors")
+    assert said[2] == f"  data=2 on 2 devices: no ({two['reason']})"
+    assert repr(proof) == f"Proof(biased: fail; {said[1].strip()}, data=2 on 2 devices: no)"
+    proof = proved(ranks, replace(job_of(), optimizer=torch.optim.Adam), devices="1", steps=1)
+    assert str(proof).splitlines()[-1] == f"  note: {proof.notices[-1]}"
+
+
 def test_a_batch_that_every_count_divides_is_made_uneven(ranks):
     proof = proved(ranks, job_of(batch_size=4), devices="2,4", steps=3)
     shares = [row["shares"] for row in proof.candidates]

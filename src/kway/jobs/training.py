@@ -22,6 +22,7 @@ from kway.jobs.resuming import check_saving, find
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
+from kway.report.lines import last_figures
 from kway.step.build import build, load_tensors
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
@@ -57,6 +58,14 @@ class Run:
     def epochs(self) -> list[dict[str, Any]]:
         """What each epoch gave: see ``kway.records.Training``."""
         return self.record.epochs
+
+    def __repr__(self) -> str:
+        """Say how far the run came and its last figures; all of it is in ``record``."""
+        record = self.record
+        count = "1 device" if record.devices == 1 else f"{record.devices} devices"
+        return (
+            f"Run({record.model}: {record.strategy} on {count}, {record.steps} steps; {last_figures(record)})"
+        )
 
 
 def train(
