@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kway
+from kway.training.parts import training_parts
 
 
 class Same(nn.Module):
@@ -79,12 +80,23 @@ def test_w07_a_metric_that_is_a_mean_is_weighted_by_its_samples(ranks, samples, 
         assert found["mean"] == pytest.approx((samples - 1) / 2, rel=1e-14)  # not 3.6, not 4.4
 
 
-def test_w07_a_loader_that_drops_its_last_batch_gives_whole_batches():
+@pytest.mark.parametrize("batch_size", [5, 10])
+def test_w07_a_loader_that_drops_its_last_batch_still_counts_every_sample(batch_size, capsys):
+    values = torch.arange(9.0, dtype=torch.float64)
+    loader = DataLoader(TensorDataset(values, values), batch_size=batch_size, drop_last=True)
+    job = job_of(values, values, data=loader)
+    assert kway.predict(job, devices="cpu:1").tolist() == list(range(9))  # 9 samples, not 5
+    assert "drop_last of the DataLoader is not kept: every sample counts" in capsys.readouterr().err
+    assert kway.evaluate(job, devices="cpu:1")["loss"] == 4.0
+
+
+def test_w07_validation_counts_every_sample_and_a_notice_names_it():
     values = torch.arange(9.0, dtype=torch.float64)
     loader = DataLoader(TensorDataset(values, values), batch_size=5, drop_last=True)
-    job = job_of(values, values, data=loader)
-    assert kway.predict(job, devices="cpu:1").tolist() == [0, 1, 2, 3, 4]  # 5 samples, not 4
-    assert kway.evaluate(job, devices="cpu:1")["loss"] == 2.0
+    train, held = training_parts(job_of(values, values, data=loader, validation=loader))
+    assert [train.order.steps(0), held.order.steps(0)] == [1, 2]
+    assert held.notices == ["validation data: drop_last of the DataLoader is not kept: every sample counts"]
+    assert train.notices == ["drop_last of the DataLoader is kept: the last 4 samples are left out"]
 
 
 def even(output, target):

@@ -174,6 +174,9 @@ def test_a_loader_is_taken_apart():
     assert "not shuffled" in said
     assert "one loader worker a rank reads it, not 2" in said
     assert "drop_last" in said
+    whole = take_apart(given, batch_size=5, seed=0, shuffle=False, every=True)
+    assert whole.order == StreamOrder(None, 5)
+    assert "drop_last of the DataLoader is not kept: every sample counts" in whole.notices
     reader = Loader(take_apart(given, batch_size=5, seed=0, shuffle=True, workers=0), rank=0, size=1, seed=0)
     assert [share.micro[0] for share in reader.epoch(0)] == [(5, 5), (5, 5)]
     with pytest.raises(UsageError, match=r"batch_size=7.*batch_size=5"):

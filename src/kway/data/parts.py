@@ -20,6 +20,7 @@ from kway.data.streams import notices as stream_notices
 from kway.errors import DataError, UsageError
 
 DEFAULT_BATCH_SIZE = 256
+KEPT = "drop_last of the DataLoader is not kept: every sample counts"
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,17 @@ def take_apart(
     shuffle: bool,
     collate: Callable[[list[Any]], Any] | None = None,
     workers: int | None = None,
+    every: bool = False,
 ) -> Parts:
     """Take apart a data set, a stream, tensors, arrays (alone, in a tuple, list or dict) or a ``DataLoader``.
 
     ``batch_size`` is the global one; ``None`` means the ``DataLoader``'s, or 256. ``shuffle`` False keeps the
-    order of the data set (evaluation); a ``DataLoader`` that does not shuffle is not shuffled. Raises
+    order of the data set (evaluation); a ``DataLoader`` that does not shuffle is not shuffled. ``every``: the
+    last batch is kept whatever a ``DataLoader`` says, because every sample counts. Raises
     ``UsageError`` for what cannot be spread over ranks, and ``DataError`` for an empty or uneven data set. An
     empty stream shows when it is read.
     """
-    parts = _taken(data, batch_size, seed, shuffle, collate, workers)
+    parts = _taken(data, batch_size, seed, shuffle, collate, workers, every)
     if isinstance(parts.order, StreamOrder):
         return parts
     if not parts.order.steps(0):
@@ -76,6 +79,7 @@ def _taken(
     shuffle: bool,
     collate: Callable[[list[Any]], Any] | None,
     workers: int | None,
+    every: bool,
 ) -> Parts:
     if batch_size is not None:
         batch_size = check_batch_size(batch_size)
@@ -86,7 +90,7 @@ def _taken(
             f"data that is the class {data.__name__}", "a data set", f"make one: {data.__name__}()"
         )
     if isinstance(data, DataLoader):
-        return _from_loader(data, batch_size, seed, shuffle, collate, workers)
+        return _from_loader(data, batch_size, seed, shuffle, collate, workers, every)
     if is_stream(data):
         read_by = StreamOrder(length(data), batch_size or DEFAULT_BATCH_SIZE)
         return _stream(data, read_by, shuffle, collate, workers or 0, None)
@@ -154,6 +158,7 @@ def _from_loader(
     shuffle: bool,
     collate: Callable[[list[Any]], Any] | None,
     workers: int | None,
+    every: bool,
 ) -> Parts:
     data: Any = loader.dataset
     batches: Any = loader.batch_sampler
@@ -166,8 +171,11 @@ def _from_loader(
     chosen = loader.num_workers if workers is None else workers
     if is_stream(data):
         _agree(batch_size, batches.batch_size)
-        read_by = StreamOrder(length(data), batches.batch_size, batches.drop_last)
-        return _stream(data, read_by, shuffle, collate or loader.collate_fn, chosen, loader.worker_init_fn)
+        read_by = StreamOrder(length(data), batches.batch_size, batches.drop_last and not every)
+        parts = _stream(data, read_by, shuffle, collate or loader.collate_fn, chosen, loader.worker_init_fn)
+        if batches.drop_last and every:
+            parts.notices.append(KEPT)
+        return parts
     samples = _count(data)
     for sampler in (batches, getattr(batches, "sampler", None), loader.sampler):
         if hasattr(sampler, "num_replicas"):
@@ -182,6 +190,9 @@ def _from_loader(
         own = batches.batch_size
         sampler, drop_last = batches.sampler, batches.drop_last
         _agree(batch_size, own)
+        if drop_last and every:
+            drop_last = False
+            notices.append(KEPT)
         if drop_last and samples % own:
             notices.append(
                 f"drop_last of the DataLoader is kept: the last {samples % own} samples are left out"

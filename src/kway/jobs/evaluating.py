@@ -1,5 +1,6 @@
 """``kway.evaluate`` and ``kway.predict``: every sample once, in the order of the data set."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,8 @@ def evaluate(
     """Return ``loss`` and every metric of ``job`` over ``data`` (default: its validation data, else its data).
 
     ``weights``: a safetensors file, a state dict or a module; ``None``: the job's model as it is. Each sample
-    counts once on any number of devices. Raises ``UsageError`` before anything starts.
+    counts once on any number of devices, also the last ones of a ``DataLoader`` with ``drop_last``. Prints what there
+    is to know about the data on standard error. Raises ``UsageError`` before anything starts.
     """
     results = _on_ranks(evaluate_rank, job, weights, data, devices, strategy)
     values: dict[str, float] = results[0]
@@ -51,8 +53,16 @@ def _on_ranks(task: Any, job: Job, weights: Weights, data: Any, devices: Any, st
     where = place(devices, strategy)
     given = data if data is not None else job.validation if job.validation is not None else job.data
     parts = take_apart(
-        given, batch_size=_batch(job, given), seed=job.seed, shuffle=False, workers=job.workers
+        given,
+        batch_size=_batch(job, given),
+        seed=job.seed,
+        shuffle=False,
+        workers=job.workers,
+        every=True,
     )
+    if where.is_main:
+        for text in parts.notices:
+            print(f"kway: {text}", file=sys.stderr)
     model = _loaded(job, weights)
     # The weights are judged as they are given: an average of them would be a second copy for nothing.
     bare = replace(job, model=model, init=None, micro_batch=None, ema=None)

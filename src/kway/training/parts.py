@@ -1,5 +1,6 @@
 """The data of a job: what it trains on, and what it holds out."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ def training_parts(job: Job) -> tuple[Parts, Parts | None]:
         seed=job.seed,
         shuffle=False,
         workers=job.workers,
+        every=True,
     )
-    return train, held
+    return train, replace(held, notices=[f"validation data: {text}" for text in held.notices])
 
 
 def _own_batch(data: Any, default: int) -> int | None:
