@@ -68,6 +68,18 @@ def test_average_and_early_stop(here, capsys):
     assert "weights.safetensors, ema.safetensors" in said
 
 
+def test_the_screen_says_where_a_run_ends_and_what_it_wrote(here, capsys):
+    flags = ["--steps", "3", "--checkpoint-every", "2steps", "--save-best", "validation_loss", "--out", "run"]
+    assert main([*LINE, *flags]) == 0
+    said = capsys.readouterr().out
+    assert "stops after 3 steps, 2 steps over 12 samples an epoch, single on 1 device" in said
+    assert "epoch 2/2 (1 of 2 steps)  loss" in said
+    wrote = re.search(r"wrote +run/: (.+)", said)
+    assert wrote is not None
+    names = [path.name + "/" * path.is_dir() for path in (here / "run").iterdir()]
+    assert sorted(wrote[1].split(", ")) == sorted(names)
+
+
 def test_without_either(here, capsys):
     assert main([*LINE, "--epochs", "2", "--out", "run", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

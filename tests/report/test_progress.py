@@ -95,6 +95,40 @@ def test_data_of_unknown_length_show_what_is_known() -> None:
     ]
 
 
+def test_a_run_that_ends_by_its_steps_says_so() -> None:
+    out, clock = Terminal(), Clock()
+    show = Progress(out, clock=clock, width=lambda: 120)
+    show(START | {"stops_after": 60})
+    show(step(20))
+    assert screen(out.getvalue()) == [
+        "stops after 60 steps, 40 steps over 4,000 samples an epoch, data on 2 devices",
+        # 40 of 60 steps are left.
+        "epoch 1/2  step 20/40  2,000 samples/s  2 s left  loss 0.5000",
+    ]
+    show(EPOCH)
+    show(EPOCH | {"epoch": 2, "steps": 20})
+    found = screen(out.getvalue())
+    assert found[1].startswith("epoch 1/2  loss")
+    assert found[2].startswith("epoch 2/2 (20 of 40 steps)  loss")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stops_after": 400}, "10 epochs, 40 steps over 4,000 samples each"),
+        ({"stops_after": 399}, "stops after 399 steps, 40 steps over 4,000 samples an epoch"),
+        (
+            {"stops_after": 1, "steps_per_epoch": None, "samples": None},
+            "stops after 1 step, 10 epochs at most",
+        ),
+    ],
+)
+def test_steps_are_named_where_they_may_end_the_run(changes: dict[str, Any], said: str) -> None:
+    out = io.StringIO()
+    Progress(out)(START | changes)
+    assert out.getvalue() == f"{said}, data on 2 devices\n"
+
+
 def test_a_shorter_line_leaves_nothing_of_the_longer_one() -> None:
     out, clock = Terminal(), Clock()
     show = Progress(out, clock=clock, width=lambda: 120)

@@ -7,6 +7,15 @@ from pathlib import Path
 from kway.cli import options
 
 HELP = "train a model on one device or many"
+WRITTEN = (
+    "train.json",
+    "curves.png",
+    "weights.safetensors",
+    "ema.safetensors",
+    "best.safetensors",
+    "checkpoints/",
+    "logs/",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -179,8 +188,7 @@ def run(args: argparse.Namespace) -> int:
     step = result.record.measured_step_s
     timing = f"{step * 1e3:.2f} ms a step" if step is not None else "too few steps to time one"
     print(f"\n{result.record.steps} steps, {timing}; weights {result.record.weights_sha256[:16]}")
-    average = ", ema.safetensors" if job.ema is not None else ""
-    print(f"wrote      {folder}/: train.json, curves.png, weights.safetensors{average}")
+    print(f"wrote      {folder}/: {', '.join(name for name in WRITTEN if (folder / name).exists())}")
     if lost:
         print("kway: error: no checkpoint could be saved (see the notes)", file=sys.stderr)
     return int(bool(lost))

@@ -1,5 +1,6 @@
 """Live progress of a training run: one line redrawn on a terminal, plain lines elsewhere."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ class Progress:
 
     ``start``
         ``epochs``, ``steps_per_epoch`` and ``samples`` (in one epoch; ``None`` where only its end will tell),
-        ``devices``, ``strategy``
+        ``devices``, ``strategy``; ``stops_after``, the steps of the whole run where they may end it before its epochs
     ``step``
         ``epoch`` (from 1), ``step`` (done in this epoch), ``steps`` and ``loss`` (or ``None``), ``samples`` over
         ``seconds`` (both since the epoch began)
@@ -62,6 +63,9 @@ class Progress:
         self._clock = clock
         self._epochs = total_epochs
         self._samples: int | None = None
+        # Steps of an epoch, where the run may end inside one; epochs of the run, counted with their fractions.
+        self._cut: int | None = None
+        self._length: float | None = total_epochs
         self._metrics: dict[str, float] = {}
         self._drawn = 0
         self._last = float("-inf") if self._live else clock()
@@ -92,10 +96,18 @@ class Progress:
     def _start(self, event: Mapping[str, Any]) -> None:
         self._epochs = event.get("epochs", self._epochs)
         self._samples = event.get("samples")
-        devices = event.get("devices")
-        parts = [f"{self._epochs} epochs" if self._epochs else ""]
-        if self._samples and event.get("steps_per_epoch"):
-            parts.append(f"{event['steps_per_epoch']:,} steps over {self._samples:,} samples each")
+        self._length = self._epochs
+        devices, steps, last = event.get("devices"), event.get("steps_per_epoch"), event.get("stops_after")
+        epoch = f"{steps:,} steps over {self._samples:,} samples" if self._samples and steps else ""
+        if last is not None and not (epoch and self._epochs and last >= steps * self._epochs):
+            parts = [f"stops after {last:,} step{'s' * (last != 1)}"]
+            if epoch:
+                self._length, self._epochs, self._cut = last / steps, math.ceil(last / steps), steps
+                parts.append(f"{epoch} an epoch")
+            elif self._epochs:
+                parts.append(f"{self._epochs} epochs at most")
+        else:
+            parts = [f"{self._epochs} epochs" if self._epochs else "", f"{epoch} each" if epoch else ""]
         if devices:
             parts.append(
                 f"{event.get('strategy', '')} on {devices} device{'' if devices == 1 else 's'}".strip()
@@ -127,9 +139,9 @@ class Progress:
 
     def _seconds_left(self, event: Mapping[str, Any]) -> float | None:
         """Estimate the training time left from this epoch's rate; validation is not in it."""
-        if not (self._epochs and self._samples and event.get("steps") and event["samples"]):
+        if not (self._length and self._samples and event.get("steps") and event["samples"]):
             return None
-        epochs_left = self._epochs - event["epoch"] + 1 - event["step"] / event["steps"]
+        epochs_left = max(0.0, self._length - event["epoch"] + 1 - event["step"] / event["steps"])
         return float(epochs_left * self._samples * event["seconds"] / event["samples"])
 
     def _validation(self, event: Mapping[str, Any]) -> None:
@@ -140,8 +152,10 @@ class Progress:
         # An epoch without validation keeps the last known values for the live line.
         self._metrics = found or self._metrics
         train, held_out = lines.number(event.get("train_loss")), lines.number(event.get("validation_loss"))
+        is_part = self._cut is not None and event["epoch"] == self._epochs and event["steps"] < self._cut
+        part = f" ({event['steps']:,} of {self._cut:,} steps)" if is_part else ""
         fields = [
-            (0, f"epoch {lines.of(event['epoch'], self._epochs)}"),
+            (0, f"epoch {lines.of(event['epoch'], self._epochs)}{part}"),
             (1, f"loss {train:.4f}" if train is not None else ""),
             (3, f"validation loss {held_out:.4f}" if held_out is not None else ""),
             (2, lines.named(found or lines.training_metrics(event))),

@@ -99,6 +99,7 @@ class Loop:
                     "event": "start",
                     "epochs": spec.epochs,
                     "steps_per_epoch": self.loader.steps(0),
+                    "stops_after": spec.steps,
                     "samples": train.order.samples,
                     "devices": plan.devices,
                     "strategy": plan.strategy,
