@@ -97,7 +97,8 @@ class Progress:
         self._epochs = event.get("epochs", self._epochs)
         self._samples = event.get("samples")
         self._length = self._epochs
-        devices, steps, last = event.get("devices"), event.get("steps_per_epoch"), event.get("stops_after")
+        devices, last = event.get("devices"), event.get("stops_after")
+        steps: Any = event.get("steps_per_epoch")
         epoch = f"{steps:,} steps over {self._samples:,} samples" if self._samples and steps else ""
         if last is not None and not (epoch and self._epochs and last >= steps * self._epochs):
             parts = [f"stops after {last:,} step{'s' * (last != 1)}"]
