@@ -4,6 +4,8 @@ import gzip
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from kway.cli.main import main
 from kway.jobs import training
@@ -184,9 +186,34 @@ def test_a_failing_factory_shows_its_traceback(here, capsys):
         ("train mlp --init a-file", "name one, or the folder of a run"),
         ("train mlp --exactness bits --shards 0", "leave it out for 8"),
         ("train own.py:dicts --loss mse --data own.py:numbers", "return one"),
-        ("evaluate mlp --weights nothing", "the folder of a run"),
+        ("evaluate mlp --weights nothing", "name a run's folder"),
     ],
 )
 def test_the_error_ends_with_what_to_do(here, capsys, line, advice):
     assert main(line.split()) == 2
     assert advice in capsys.readouterr().err.rstrip().rpartition("; ")[2]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (
+            "runs/frist",
+            "runs/frist: no such file or folder; name a run's folder or a safetensors file; did you"
+            " mean runs/first?",
+        ),
+        ("runs/first/weight.safetensors", "did you mean runs/first/weights.safetensors?"),
+        ("runs", "runs holds no weights.safetensors; name a run's folder or a safetensors file\n"),
+        ("runs/first", "runs/first/train.json says that they are of 'lenet'"),
+    ],
+)
+def test_weights_that_are_not_there_or_of_another_model(here, capsys, command, path, said):
+    folder = here / "runs" / "first"
+    folder.mkdir(parents=True)
+    save_file({"conv1.bias": torch.ones(2)}, folder / "weights.safetensors")
+    (folder / "train.json").write_text('{"kind": "train", "model": "lenet"}')
+    (here / "runs" / "frost").mkdir()
+    assert main([command, "mlp", "--weights", path]) == 2
+    assert said in capsys.readouterr().err
+    assert len([*(here / "runs").iterdir()]) == 2

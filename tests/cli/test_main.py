@@ -97,7 +97,10 @@ def test_commands_offer_the_flags_that_they_use(name, offered, capsys):
         ("train mlp --lr fast", "--lr fast: it must be a number; see kway train --help"),
         ("train mlp --lr", "--lr expected one argument; see kway train --help"),
         ("train mlp lenet", "'lenet' is one argument too many; see kway train --help"),
-        ("predict mlp", "--weights is missing: safetensors file, or a run's folder; see kway predict --help"),
+        (
+            "predict mlp",
+            "--weights is missing: a run's folder, or a safetensors file; see kway predict --help",
+        ),
         (
             "predict mlp --weigths x",
             "unknown flag --weigths; did you mean --weights? see kway predict --help",

@@ -80,6 +80,14 @@ def test_the_screen_says_where_a_run_ends_and_what_it_wrote(here, capsys):
     assert sorted(wrote[1].split(", ")) == sorted(names)
 
 
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_what_is_judged_is_said(here, capsys, command):
+    assert main([*LINE, "--epochs", "1", "--out", "run"]) == 0
+    capsys.readouterr()
+    assert main([command, *LINE[1:6], "--weights", "run"]) == 0
+    assert "\non         5 samples held out\n" in capsys.readouterr().out
+
+
 def test_without_either(here, capsys):
     assert main([*LINE, "--epochs", "2", "--out", "run", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -2,9 +2,14 @@
 
 import argparse
 import json
+from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kway.cli import options
+
+if TYPE_CHECKING:
+    from kway.job import Job
 
 HELP = "loss and metrics of trained weights, every sample counted once"
 
@@ -15,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.loss(parser)
     options.placing(parser)
     parser.add_argument(
-        "--weights", required=True, type=Path, metavar="FILE", help="safetensors file, or a run's folder"
+        "--weights", required=True, type=Path, metavar="PATH", help="a run's folder, or a safetensors file"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
 
@@ -36,9 +41,19 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     print("\n".join(line for line in lines if line.startswith(("model", "data", "job", "note"))))
+    print(on_what(job))
     for name, value in values.items():
         print(f"{name:<10} {value:.6g}")
     return 0
+
+
+def on_what(job: "Job") -> str:
+    """Say which samples are judged, and how many where that is known."""
+    from kway.jobs.evaluating import judged
+
+    samples = judged(job).order.samples
+    count = "all" if samples is None else f"{samples:,}"
+    return f"on         {count} samples {'held out' if job.validation is not None else 'of the data'}"
 
 
 def weights_file(path: Path) -> Path:
@@ -47,7 +62,18 @@ def weights_file(path: Path) -> Path:
 
     file = path / "weights.safetensors" if path.is_dir() else path
     if not file.is_file():
+        there = [each for each in _entries(path.parent) if (each / "weights.safetensors").is_file()]
+        files = [each for each in _entries(path.parent) if each.suffix == ".safetensors"]
+        near = get_close_matches(path.name, [each.name for each in (*there, *files)], n=1)
+        lacks = f" holds no {file.name}" if path.is_dir() else ": no such file or folder"
         raise UsageError(
-            f"--weights {path}", f"no file {file}", "name a safetensors file, or the folder of a run"
+            f"--weights {path}{lacks}",
+            "",
+            "name a run's folder or a safetensors file"
+            + (f"; did you mean {path.with_name(near[0])}?" if near else ""),
         )
     return file
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []

@@ -14,7 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.model(parser)
     options.placing(parser)
     parser.add_argument(
-        "--weights", required=True, type=Path, metavar="FILE", help="safetensors file, or a run's folder"
+        "--weights", required=True, type=Path, metavar="PATH", help="a run's folder, or a safetensors file"
     )
     options.output(parser, "predictions.safetensors")
 
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from safetensors.torch import save
 
     from kway.cli._job import default_folder, job_of
-    from kway.cli.evaluate import weights_file
+    from kway.cli.evaluate import on_what, weights_file
     from kway.jobs.evaluating import predict
     from kway.jobs.folder import claimed
     from kway.records import write_atomically
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     print("\n".join(line for line in lines if line.startswith(("model", "data", "job", "note"))))
+    print(on_what(job))
     for name, shape in shapes.items():
         print(f"{name:<10} {shape}")
     print(f"wrote      {path}")

@@ -51,15 +51,7 @@ def predict(
 
 def _on_ranks(task: Any, job: Job, weights: Weights, data: Any, devices: Any, strategy: str) -> list[Any]:
     where = place(devices, strategy)
-    given = data if data is not None else job.validation if job.validation is not None else job.data
-    parts = take_apart(
-        given,
-        batch_size=_batch(job, given),
-        seed=job.seed,
-        shuffle=False,
-        workers=job.workers,
-        every=True,
-    )
+    parts = judged(job, data)
     if where.is_main:
         for text in parts.notices:
             print(f"kway: {text}", file=sys.stderr)
@@ -67,6 +59,19 @@ def _on_ranks(task: Any, job: Job, weights: Weights, data: Any, devices: Any, st
     # The weights are judged as they are given: an average of them would be a second copy for nothing.
     bare = replace(job, model=model, init=None, micro_batch=None, ema=None)
     return where.run(task, bare, parts, where.plan.layout)
+
+
+def judged(job: Job, data: Any = None) -> Parts:
+    """Return the parts of what is judged: ``data``, else the job's validation data, else its data."""
+    given = data if data is not None else job.validation if job.validation is not None else job.data
+    return take_apart(
+        given,
+        batch_size=_batch(job, given),
+        seed=job.seed,
+        shuffle=False,
+        workers=job.workers,
+        every=True,
+    )
 
 
 def _batch(job: Job, data: Any) -> int | None:

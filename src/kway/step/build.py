@@ -1,6 +1,7 @@
 """From a job to an initialised module."""
 
 import inspect
+import json
 import traceback
 from collections.abc import Mapping
 from functools import partial
@@ -103,7 +104,23 @@ def load_weights(model: nn.Module, path: Path) -> None:
             "a safetensors file is needed",
             "name one, or the folder of a run",
         ) from None
-    load_tensors(model, state, path)
+    try:
+        load_tensors(model, state, path)
+    except UsageError as error:
+        trained = _trained(path.with_name("train.json"))
+        if trained is None:
+            raise
+        raise UsageError(
+            error.got, error.need, f"{path.with_name('train.json')} says that they are of {trained!r}"
+        ) from None
+
+
+def _trained(record: Path) -> str | None:
+    """Return which model the record of a run names, ``None`` where there is none that can be read."""
+    try:
+        return str(json.loads(record.read_text())["model"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def load_tensors(model: nn.Module, state: Mapping[str, torch.Tensor], source: object) -> None:
