@@ -182,7 +182,7 @@ def test_of_a_refused_run_nothing_stays_on_several_devices_either(tmp_path):
     out, more = tmp_path / "run", tmp_path / "more"
     kway.train(job(), devices="cpu:1", out=out, steps=1, checkpoint_every="1steps", **TRAINED)
     other = job(optimizer=partial(torch.optim.Adam, lr=0.02))
-    with pytest.raises(UsageError, match="now 0.02"):
+    with pytest.raises(UsageError, match=r"now 0\.02"):
         kway.train(other, devices="cpu:2", out=more, resume=out, echo=False, **TRAINED)
     assert not more.exists()
     run = kway.train(job(), devices="cpu:1", out=more, resume=out, steps=2, **TRAINED)

@@ -247,7 +247,7 @@ def _made(folder: Path) -> Path:
 
 @contextmanager
 def _gone_if_refused(logs: Path | None, seen: set[str]) -> Iterator[None]:
-    """Remove the logs of ranks that refuse the run before it starts, of which ``seen`` knows: exit code 2 leaves nothing."""
+    """Remove the logs of ranks that refuse a run before it starts (see ``seen``): exit code 2 leaves nothing."""
     try:
         yield
     except UsageError:
