@@ -34,6 +34,24 @@ class Net(nn.Module):
         return self.last(self.drop(self.norm(self.first(x)).relu())) * (1 + self.seen / 100)
 
 
+class Frozen(Net):
+    def __init__(self):
+        super().__init__()
+        self.first.weight.requires_grad_(False)
+
+
+class NoNorm(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.Identity()
+
+
+class Buffered(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("more", torch.ones(()), persistent=False)
+
+
 def job(**more):
     x, y = data()
     given = {
@@ -149,6 +167,28 @@ def test_what_another_number_of_devices_changes_at_math_is_said(ranks, tmp_path)
     assert any("other masks" in line for line in again.record.notices)
 
 
+@pytest.mark.parametrize(
+    ("change", "given", "words"),
+    [
+        ({}, {}, None),
+        ({"validation": (torch.rand(30, 12), torch.arange(30) % 3)}, {}, "validation data 30 of"),
+        ({"metrics": {}}, {"save_best": None}, "metrics accuracy, now none; save_best accuracy, now none"),
+        ({"model": Buffered}, {}, "buffers beside the weights seen, now more, seen"),
+        ({}, {"patience": 7}, "patience 50, now 7"),
+        ({"model": NoNorm, "micro_batch": 5}, {}, "micro_batch none, now 5 (other micro-batches round"),
+    ],
+    ids=["nothing", "validation", "metrics", "buffer", "patience", "micro-batch"],
+)
+def test_what_may_change_when_a_run_goes_on_is_said(tmp_path, change, given, words):
+    first = job(model=change.get("model", Net) if "micro_batch" in change else Net)
+    kway.train(first, devices="cpu:1", out=tmp_path / "run", steps=2, checkpoint_every="1steps", **TRAINED)
+    asked = {**TRAINED, "resume": tmp_path / "run", "steps": 3, **given}
+    again = kway.train(job(**change), devices="cpu:1", **asked)
+    said = [line for line in again.record.notices if line.startswith("goes on otherwise than up to step 2: ")]
+    assert len(said) == (words is not None)
+    assert words is None or words in said[0]
+
+
 def test_without_a_checkpoint_a_run_starts_anew_and_says_so(tmp_path):
     run = kway.train(job(), devices="cpu:1", out=tmp_path / "run", steps=2, resume=True, **TRAINED)
     assert run.record.resumed_from_step is None
@@ -165,6 +205,7 @@ def test_without_a_checkpoint_a_run_starts_anew_and_says_so(tmp_path):
         ({"optimizer": partial(torch.optim.SGD, lr=0.01)}, ["another optimizer"]),
         ({"model": partial(nn.Linear, 12, 3)}, ["missing"]),
         ({"precision": "fp64"}, ["precision fp32, now fp64"]),
+        ({"model": Frozen}, ["newly frozen: first.weight"]),
     ],
 )
 def test_another_job_is_refused_with_what_differs(tmp_path, change, words):

@@ -29,6 +29,7 @@ from kway.step.deterministic import bits_hold_within
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
 from kway.training.facts import check_options, check_within, facts_of, resumed_notices
+from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.saving import Position, options_of, snapshot
 from kway.training.weights import save_weights
@@ -84,6 +85,8 @@ class Session:
         self.job, self.world, self.plan = job, world, where.plan
         self.rank, self.size, self.is_main = world.rank, world.size, world.is_main
         self.model: nn.Module = build(job)
+        self._noted = noted_of(job, self.model, held)
+        self._facts = facts_of(job, train, where.plan, self.model)
         self.engine = Engine(
             job,
             self.model,
@@ -99,7 +102,7 @@ class Session:
         self._loader = self.engine.loader(train)
         self._held = None if held is None else self.engine.loader(held)
         self.steps = 0
-        self._where, self._facts = where, facts_of(job, train, where.plan)
+        self._where = where
         self._options = options_of(self.engine)
         self._writer: Writer | None = None
         self._health = torch.zeros((), device=self.engine.device)
@@ -219,8 +222,8 @@ class Session:
             if self._writer is None or self._writer.folder != place:
                 self._end_saving()
                 self._writer = Writer(place, keep)
-            position = Position(self.steps, epoch, step)
-            self._writer.save(snapshot(self.engine, position, self.plan, self._facts, self._options, {}))
+            position, facts = Position(self.steps, epoch, step), {**self._facts, "noted": self._noted}
+            self._writer.save(snapshot(self.engine, position, self.plan, facts, self._options, {}))
             self._warn()
 
     def resume(self, folder: Path | str) -> Position:
@@ -242,7 +245,7 @@ class Session:
         self.engine.restore(checkpoint)
         self.steps = checkpoint.step
         streams = isinstance(self._loader.parts.order, StreamOrder)
-        for line in resumed_notices(checkpoint, self.plan, streams):
+        for line in resumed_notices(checkpoint, self.plan, streams) + noted_changes(checkpoint, self._noted):
             self.print(f"kway: {line}", file=sys.stderr)
         return Position(self.steps, checkpoint.epoch, checkpoint.part("run")["step_of_epoch"])
 

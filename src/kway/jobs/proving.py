@@ -88,7 +88,7 @@ def prove(
         replace(job, model=copy.deepcopy(job.model)) if isinstance(job.model, torch.nn.Module) else job
     )
     alone = Place(choose([sets[0][0]], "single", exactness, shards), rank_threads([sets[0][0]]), None)
-    subject = subject_of(job, facts_of(job, whole, alone.plan), model, whole, held_out)
+    subject = subject_of(job, facts_of(job, whole, alone.plan, model), model, whole, held_out)
     if isinstance(job.model, torch.nn.Module):
         job = replace(job, model=copy.deepcopy(model), init=None)
     # The fingerprints of a certificate must not depend on which devices were asked for.

@@ -149,7 +149,7 @@ def train(
     parts, held = training_parts(job)
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
-    spec = replace(spec, facts=facts_of(job, parts, where.plan))
+    spec = replace(spec, facts=facts_of(job, parts, where.plan, model))
 
     def long_enough(checkpoint: Checkpoint) -> None:
         check_length(checkpoint, epochs, steps)

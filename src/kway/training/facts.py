@@ -15,8 +15,11 @@ from kway.job import Job, clip_rule
 from kway.records import Plan
 
 
-def facts_of(job: Job, parts: Parts, plan: Plan) -> dict[str, Any]:
-    """Return what decides which numbers a run computes, as plain values, whatever the number of devices."""
+def facts_of(job: Job, parts: Parts, plan: Plan, model: nn.Module) -> dict[str, Any]:
+    """Return what decides which numbers a run computes, as plain values, whatever the number of devices.
+
+    ``model``: as it was built, without kway's changes.
+    """
     rule = clip_rule(job.clip)
     return {
         "batch_size": parts.order.batch_size,
@@ -29,6 +32,7 @@ def facts_of(job: Job, parts: Parts, plan: Plan) -> dict[str, Any]:
         "schedule": _name(job.schedule),
         "clip": None if rule is None else f"{rule[0]} {rule[1]:g}",
         "ema": job.ema,
+        "frozen": [name for name, value in model.named_parameters() if not value.requires_grad],
         "shards": plan.shards if plan.exactness == "bits" else None,
     }
 
@@ -41,8 +45,12 @@ def check_facts(checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
     differ = [
         f"{name} {_text(then.get(name))}, now {_text(now.get(name))}"
         for name in {**then, **now}
-        if then.get(name) != now.get(name) and (name != "shards" or both)
+        if then.get(name) != now.get(name) and name not in ("frozen", "noted") and (name != "shards" or both)
     ]
+    before, after = then.get("frozen", now["frozen"]), now["frozen"]
+    for names, said in ((set(after) - set(before), "newly"), (set(before) - set(after), "no longer")):
+        if names:
+            differ.append(f"{said} frozen: {_some(sorted(names))}")
     if differ:
         raise UsageError(
             f"checkpoint {checkpoint.path} is of another job: {'; '.join(differ)}",
@@ -110,13 +118,20 @@ def resumed_notices(checkpoint: Checkpoint, plan: Plan, streams: bool) -> list[s
     if plan.exactness != before["exactness"]:
         notices.append(f"up to step {checkpoint.step} the run was at exactness {before['exactness']}")
     if plan.exactness != "bits" and plan.devices != before["devices"]:
+        devices = f"{plan.devices} device{'' if plan.devices == 1 else 's'}"
         notices.append(
-            f"random numbers of the model (dropout) follow seed, step and rank: on {plan.devices} devices instead "
+            f"random numbers of the model (dropout) follow seed, step and rank: on {devices} instead "
             f"of {before['devices']} other masks are drawn"
         )
     if streams:
         notices.append("the stream was read again from the start of its epoch, up to where the run goes on")
     return notices
+
+
+def digest(value: torch.Tensor) -> str:
+    """Return a short checksum of a tensor's bytes."""
+    whole = value.detach().cpu().contiguous()
+    return f"{zlib.crc32(whole.reshape(-1).view(torch.uint8).numpy().tobytes()):08x}"
 
 
 def _name(value: Any) -> str | None:
@@ -138,9 +153,12 @@ def _settings(values: Mapping[Any, Any]) -> str:
 
 def _plain(value: Any) -> str | None:
     if isinstance(value, torch.Tensor):
-        whole = value.detach().cpu().contiguous()
-        return f"tensor {zlib.crc32(whole.reshape(-1).view(torch.uint8).numpy().tobytes()):08x}"
+        return f"tensor {digest(value)}"
     return str(value) if isinstance(value, bool | int | float | str) else None
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _text(value: Any) -> str:

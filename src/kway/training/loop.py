@@ -23,6 +23,7 @@ from kway.strategies.engine import Engine
 from kway.training.best import bring_best
 from kway.training.clock import StepClock
 from kway.training.facts import check_options, check_within, resumed_notices
+from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.requests import STOP, Requests
 from kway.training.saving import Position, Saver
@@ -72,6 +73,7 @@ class Loop:
         begun = time.perf_counter()
         spec, job, plan = self.spec, self.spec.job, self.spec.plan
         train, held = training_parts(job)
+        self.noted = noted_of(job, self.model, held, spec)
         self.engine = Engine(
             job,
             self.model,
@@ -90,7 +92,7 @@ class Loop:
         self.steps = self.epoch = 0
         self.course: _Course | None = None
         self.requests = Requests(self.engine.device)
-        self.saver = Saver(self.engine, spec, self.world.is_main)
+        self.saver = Saver(self.engine, spec, self.world.is_main, self.noted)
         try:
             self.saver.check()
             resumed = self._resume()
@@ -251,6 +253,7 @@ class Loop:
         self.engine.restore(checkpoint)
         streams = isinstance(self.loader.parts.order, StreamOrder)
         self.notices += [*run["notices"], *resumed_notices(checkpoint, self.spec.plan, streams)]
+        self.notices += noted_changes(checkpoint, self.noted)
         self.steps, self.epoch, self.rows = checkpoint.step, checkpoint.epoch, list(run["rows"])
         self.watch.load(run["watch"])
         if run["course"] is not None:

@@ -59,10 +59,14 @@ def options_of(engine: Engine) -> list[dict[str, str]]:
 
 
 class Saver:
-    """Saves the state of ``engine``'s run into ``spec.folder``/checkpoints, as often as ``spec`` says."""
+    """Saves the state of ``engine``'s run into ``spec.folder``/checkpoints, as often as ``spec`` says.
 
-    def __init__(self, engine: Engine, spec: TrainSpec, is_main: bool) -> None:
+    ``noted``: see ``noted_of``.
+    """
+
+    def __init__(self, engine: Engine, spec: TrainSpec, is_main: bool, noted: dict[str, Any]) -> None:
         self._engine, self._spec, self._every = engine, spec, spec.checkpoint_every
+        self._noted = noted
         self._writer = Writer(Path(spec.folder) / FOLDER, spec.keep) if is_main and spec.is_kept else None
         # ``at``: after how many steps the last save was begun.
         self._since, self.at, self._warned = time.monotonic(), -1, False
@@ -107,8 +111,8 @@ class Saver:
         # What the save before has to tell is complete once it has ended.
         self._writer.wait()
         lines = self._told()
-        spec = self._spec
-        self._writer.save(snapshot(self._engine, position, spec.plan, spec.facts, self.options, run))
+        spec, facts = self._spec, {**self._spec.facts, "noted": self._noted}
+        self._writer.save(snapshot(self._engine, position, spec.plan, facts, self.options, run))
         return lines
 
     def stop(self, why: str) -> KwayError:
