@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from kway.cli.main import main
 
 SOURCE = """
@@ -28,3 +30,27 @@ def test_a_job_s_own_optimizer_is_named_where_another_one_is_proved(tmp_path, mo
     record, said = proof("--out", "adam", "--optimizer", "adam")
     assert record["job"]["optimizer"]["name"] == "Adam"
     assert "instead" not in said
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--devices 1,x", "--steps 0", "--strategy sideways", "--shards 0", "--out taken", "--exactness good"],
+)
+def test_input_that_cannot_work_is_the_only_thing_that_is_said(tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "proof.json").write_text("{}")
+    assert main(["prove", "mlp", "--batch-size", "8", *flags.split()]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("kway: error:")
+
+
+def test_a_learning_rate_of_zero_is_noticed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(SOURCE)
+    still = "note       with --lr 0 no weight moves\n"
+    for model, lr, said in (("mlp", "0", 1), ("own.py:job", "0", 1), ("mlp", "0.1", 0)):
+        flags = f"--devices cpu:1 --steps 1 --optimizer sgd --lr {lr} --out {said}{model[:3]}"
+        assert main(["prove", model, *flags.split()]) in (0, 1)
+        assert capsys.readouterr().out.count(still) == said

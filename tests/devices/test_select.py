@@ -86,6 +86,7 @@ def test_hidden_gpus_leave_the_cpu():
         ("1,2,3", [1, 2, 3]),
         ("1 2 4", [1, 2, 4]),
         ("1,2 4", [1, 2, 4]),
+        ("1,cpu", [1, 1]),
         (3, [3]),
         ([1, "2,4", "cpu:3"], [1, 2, 4, 3]),
         (("cpu",), [1]),
@@ -108,6 +109,13 @@ def test_commas_inside_a_set_belong_to_it():
 def test_bad_lists(text):
     with pytest.raises(UsageError):
         parse_list(text, FOUR)
+
+
+def test_what_is_no_set_is_named_alone_and_told_how_several_are_written():
+    with pytest.raises(UsageError, match=r"^device set 'x': a device set is auto.*several are .* 1,2,3 or"):
+        parse_list("1,x", FOUR)
+    with pytest.raises(UsageError, match=r"asks for 0 devices: at least 1 is needed$"):
+        parse_list("1,0", FOUR)
 
 
 def test_more_ranks_than_cores():

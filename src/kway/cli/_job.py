@@ -55,7 +55,11 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
         f"optimizer  {optimizer_text}",
         f"batch      {job.batch_size} (global), {job.precision}, seed {job.seed}",
     ]
-    return job, lines + [f"note       {text}" for text in notices]
+    return job, lines + [f"note       {text}" for text in [*notices, *_still(args)]]
+
+
+def _still(args: argparse.Namespace) -> list[str]:
+    return ["with --lr 0 no weight moves"] if getattr(args, "lr", None) == 0 else []
 
 
 def _zoo_names() -> list[str]:
@@ -89,7 +93,8 @@ def _overridden(job: Job, args: argparse.Namespace, fixed: dict[str, Any]) -> tu
         changes["name"] = args.model.rpartition(":")[2]
     job = replace(job, **changes)
     given = ", ".join(sorted(changes.keys() - {"name"}))
-    return job, [f"job        {args.model}" + (f" ({given} from the command line)" if given else "")]
+    line = f"job        {args.model}" + (f" ({given} from the command line)" if given else "")
+    return job, [line, *(f"note       {text}" for text in _still(args))]
 
 
 def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list[str]]:

@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
     job, lines = job_of(args, **fixed)
     folder = args.out or default_folder(f"{job.title}-proof")
     screen = sys.stderr if args.json else sys.stdout
-    print("\n".join(lines), file=screen, flush=True)
     proof = prove(
         job,
         devices=args.devices,
@@ -54,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         own_optimizer=not of_job,
         shards=args.shards,
         against=args.against,
+        on_start=lambda: print("\n".join(lines), file=screen, flush=True),
     )
     if args.json:
         print(proof.to_json())

@@ -11,6 +11,7 @@ from kway.records import Cluster
 
 MOST_RANKS = 1024
 FORMS = "a device set is auto, N, cpu, cpu:N, cuda or cuda:I,J"
+SEVERAL = "several are separated by spaces, those without a colon also by commas: 1,2,3 or 'cpu:2 cuda:0,1'"
 
 
 def parse(spec: str | int, cluster: Cluster) -> list[str]:
@@ -36,7 +37,7 @@ def parse(spec: str | int, cluster: Cluster) -> list[str]:
 
 
 def parse_list(text: str | int | Sequence[str | int], cluster: Cluster) -> list[list[str]]:
-    """Return several device sets: separated by spaces, bare counts also by commas, or as a sequence.
+    """Return several device sets: separated by spaces, where no colon is in them also by commas, or as a sequence.
 
     Raises ``UsageError`` as ``parse`` does, and for an empty list.
     """
@@ -44,8 +45,13 @@ def parse_list(text: str | int | Sequence[str | int], cluster: Cluster) -> list[
     for part in [text] if isinstance(text, str | int) else text:
         entries += _split(part) if isinstance(part, str) else [part]
     if not entries:
-        raise UsageError("no device set", FORMS, "sets are separated by spaces, counts also by commas")
-    return [parse(entry, cluster) for entry in entries]
+        raise UsageError("no device set", FORMS, SEVERAL)
+    try:
+        return [parse(entry, cluster) for entry in entries]
+    except UsageError as error:
+        if error.need != FORMS:
+            raise
+        raise UsageError(error.got, FORMS, SEVERAL) from None
 
 
 def warnings(devices: Sequence[str], cluster: Cluster) -> list[str]:
@@ -68,9 +74,8 @@ def _text(spec: str | int) -> str:
 def _split(text: str) -> list[str]:
     entries = []
     for word in text.split():
-        parts = word.split(",")
-        # Only counts: the commas of cuda:0,1 belong to one set.
-        entries += parts if all(_is_integer(part) for part in parts) else [word]
+        # The commas of cuda:0,1 belong to one set.
+        entries += [word] if ":" in word else word.split(",")
     return entries
 
 

@@ -1,7 +1,7 @@
 """``kway.prove``: compares k devices with one, tensor by tensor."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -46,6 +46,7 @@ def prove(
     precision: str | None = "auto",
     own_optimizer: bool = False,
     against: Path | str | None = None,
+    on_start: Callable[[], None] | None = None,
     echo: bool = True,
     ranks: Any = None,
 ) -> Proof:
@@ -59,7 +60,8 @@ def prove(
 
     At level math the other side is a plain torch loop, dropout is off, and rounding may differ. At level bits it
     is kway on one device over the same ``shards``, dropout on, and nothing may differ; ``against`` names a
-    proof.json whose certificate this machine must reproduce.
+    proof.json whose certificate this machine must reproduce. ``on_start`` is called once the input has been found to
+    work, before anything is computed.
 
     Raises ``UsageError`` before anything starts.
     """
@@ -98,6 +100,8 @@ def prove(
     check_model(uncut, model, {}, exactness, max(len(indices) for _, indices in batches), shards)
     home = torch.device(sets[0][0])
     with claimed(out, "proof.json") as folder, claimed(None, "before") as scratch:
+        if on_start is not None:
+            on_start()
         case = Case(job, parts, model, batches, scratch, home, shards)
 
         def run(where: Place, spec: candidate.CandidateSpec) -> dict[str, Any]:
