@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,10 +12,25 @@ from torch import nn
 
 import kway
 from kway.launch.status import Status
-from kway.training.straggler import LEAST, WARM_UP, OwnWork, Work, own_work, slow_ranks
+from kway.training.straggler import (
+    LEAST,
+    LEAST_OF_PART,
+    PARTS,
+    WARM_UP,
+    OwnWork,
+    Work,
+    own_work,
+    slow_ranks,
+)
 
 
 def works(*own_ms, samples=None, step_ms=None):
+    """What each rank measured where it took the same time in all parts of the run."""
+    whole = part(*own_ms, samples=samples, step_ms=step_ms)
+    return [replace(work, parts=(work,) * PARTS) for work in whole]
+
+
+def part(*own_ms, samples=None, step_ms=None):
     step = max(own_ms) + 2 if step_ms is None else step_ms
     counts = samples or [8] * len(own_ms)
     return [Work(own / 1e3, step / 1e3, count) for own, count in zip(own_ms, counts, strict=True)]
@@ -52,6 +68,17 @@ def test_a_larger_share_is_not_slowness():
     assert slow_ranks(works(5, 20, samples=[0, 2])) != []
 
 
+def test_who_is_slow_for_a_part_of_the_run_only_is_not_named():
+    later = zip(*[part(20, 31)] * 4, part(20, 20), strict=True)
+    assert slow_ranks([replace(w, parts=p) for w, p in zip(part(20, 31), later, strict=True)]) == []
+    turns = zip(*[part(20, 31), part(31, 20)] * 2, part(20, 31), strict=True)
+    assert slow_ranks([replace(w, parts=p) for w, p in zip(part(20, 31), turns, strict=True)]) == []
+
+
+def test_after_few_steps_nobody_is_named():
+    assert slow_ranks(part(20, 31)) == []
+
+
 def test_where_a_rank_was_not_measured_nothing_is_said():
     found = [*works(31, 20), None]
     assert slow_ranks(found) == []
@@ -84,6 +111,17 @@ def test_own_work_is_the_step_without_the_wait_for_others(now):
     assert own.work() == Work(4.0, 8.0, 5)
 
 
+def test_parts_follow_one_another(now):
+    own = OwnWork(Status())
+    for step in range(WARM_UP + PARTS * LEAST_OF_PART):
+        assert step <= WARM_UP + LEAST or own.work().parts == ()
+        own.begin()
+        now.s += step
+        own.end(samples=1)
+    middles = [work.own_s for work in own.work().parts]
+    assert middles == [WARM_UP + LEAST_OF_PART * (place + 0.5) - 0.5 for place in range(PARTS)]
+
+
 class Slow(nn.Linear):
     """Takes its time on one rank."""
 
@@ -93,14 +131,14 @@ class Slow(nn.Linear):
 
     def forward(self, x):
         if os.environ.get("RANK") == str(self.rank):
-            time.sleep(0.02)
+            time.sleep(0.01)
         return super().forward(x)
 
 
 def run(ranks, slow, size=2):
     job = kway.Job(
         model=partial(Slow, slow), loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
-        data=(torch.zeros(88, 3), torch.arange(88) % 2), batch_size=4,
+        data=(torch.zeros(440, 3), torch.arange(440) % 2), batch_size=4,
     )  # fmt: skip
     return kway.train(job, devices=f"cpu:{size}", ranks=ranks, epochs=1).record
 
@@ -111,7 +149,7 @@ def test_a_run_names_its_straggler(ranks):
     assert len(lines) == 1
     assert lines[0].startswith("rank 1 is slow: its own work takes ")
     assert len(record.own_work_s) == 2
-    assert record.own_work_s[1] - record.own_work_s[0] > 0.015
+    assert record.own_work_s[1] - record.own_work_s[0] > 0.007
 
 
 def test_one_device_is_measured_too_and_names_nobody(ranks):
