@@ -11,12 +11,13 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 import kway
 from kway.cli.main import commands, main
@@ -25,6 +26,7 @@ from kway.data.parts import take_apart
 from kway.data.share import outline
 from kway.devices.topology import discover
 from kway.jobs.proving import draw
+from kway.records import Cluster, Plan, Proof, Training
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
@@ -190,6 +192,47 @@ def test_commands_are_ones_that_exist(path):
             parser_of(words[1]).parse_args(words[2:])
         except (argparse.ArgumentError, SystemExit) as error:
             pytest.fail(f"{place}: {shlex.join(words)}: {error}")
+
+
+def section(title):
+    return re.split(
+        r"^## ", (ROOT / "docs/guide/records.md").read_text().partition(f"## {title}\n")[2], flags=re.M
+    )[0]
+
+
+def keys(value: object, free: Iterable[str]) -> Iterator[str]:
+    """Yield every key of nested records but those inside of ``free`` ones, whose keys are the user's or torch's."""
+    for name, item in value.items() if isinstance(value, dict) else []:
+        yield name
+        yield from () if name in free else keys(item, free)
+    for item in value if isinstance(value, list) else []:
+        yield from keys(item, free)
+
+
+RECORDS = {"train.json": Training, "proof.json": Proof, "cluster.json": Cluster, "The plan": Plan}
+
+
+@pytest.mark.parametrize("title", RECORDS)
+def test_every_field_of_a_record_is_explained(title):
+    missing = [entry.name for entry in fields(RECORDS[title]) if f"`{entry.name}`" not in section(title)]
+    assert not missing
+
+
+def test_what_is_inside_of_a_field_is_explained(tmp_path):
+    x = torch.randn(9, 3)
+    job = kway.Job(torch.nn.Linear(3, 1), torch.nn.MSELoss(), torch.optim.SGD, (x, x[:, :1]), (x, x[:, :1]))
+    more = {"devices": "cpu:1", "echo": False, "exactness": "bits"}
+    run = kway.train(job, epochs=1, out=tmp_path, save_best="validation_loss", checkpoint_every=1, **more)
+    proofs = [kway.prove(job, **(more | {"exactness": level}), steps=1) for level in ("bits", "math")]
+    free = {"layout", "versions", "groups", "steps", "remembered"}
+    proof = section("train.json") + section("proof.json")  # which says of some fields: as in train.json
+    for text, record in (
+        (section("train.json"), run.record),
+        *((proof, found) for found in proofs),
+        (section("cluster.json"), discover()),
+    ):
+        unknown = {name for name in keys(record.to_dict(), free) if f"`{name}`" not in text}
+        assert unknown <= {"kind", "schema"}, type(record)
 
 
 def test_every_command_is_explained():
