@@ -64,7 +64,7 @@ def test_logs_hold_what_ranks_print(script, tmp_path, leftovers):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the following arguments are required: SCRIPT"),
+        ([], "SCRIPT is missing"),
         (["--devices", "cpu:2", "missing.py"], "no file missing.py"),
         (["--devices", "cpu:0", "SCRIPT"], "cpu:0"),
         (["--devices", "cpu:2", "--logs", "/proc/nowhere", "SCRIPT"], "/proc/nowhere"),
