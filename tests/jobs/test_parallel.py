@@ -1,6 +1,8 @@
 """A loop of the user's own inside ranks that are there, and alone."""
 
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import pytest
 import torch
@@ -73,6 +75,24 @@ def test_only_the_first_rank_prints(ranks, capfd, tmp_path):
     printed = capfd.readouterr()
     assert "printed by 0 of 3" in printed.out + printed.err
     assert "printed by 1" not in printed.out + printed.err
+
+
+def one_step_more(context, job, folder):
+    with kway.parallel(job, strategy="data") as p:
+        begun = p.resume(folder)
+        for batch in islice(p.batches(begun.epoch, begun.step), 1):
+            p.step(batch)
+        p.checkpoint(folder, begun.epoch, begun.step + 1)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+def test_other_masks_are_spoken_of_where_the_model_draws_some(ranks, tmp_path, capfd, drop):
+    job = replace(job_of(), model=partial(nn.Sequential, nn.Linear(3, 4), nn.Dropout(drop)))
+    ranks.run(one_step_more, job, tmp_path / "kept", size=2)
+    ranks.run(one_step_more, job, tmp_path / "kept", size=1)
+    said = capfd.readouterr().err
+    assert "resumed from step 1" in said
+    assert ("on 1 device instead of 2 other masks are drawn" in said) == (drop > 0)
 
 
 def test_several_devices_alone_are_an_error_that_names_the_launcher():

@@ -46,6 +46,12 @@ class NoNorm(Net):
         self.norm = nn.Identity()
 
 
+class NoDrop(Net):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+
 class Buffered(Net):
     def __init__(self):
         super().__init__()
@@ -158,13 +164,31 @@ def test_micro_batches_and_another_number_of_devices_see_the_same_samples(ranks,
         assert torch.allclose(value, seen["stopped"][name], atol=1e-6)
 
 
+def ranked(ranks, tmp_path, **more):
+    """A run on two devices to go on from."""
+    out = tmp_path / "ranked"
+    kway.train(
+        job(**more), devices="cpu:2", out=out, steps=2, checkpoint_every="1steps", ranks=ranks, **TRAINED
+    )
+    return out
+
+
 def test_what_another_number_of_devices_changes_at_math_is_said(ranks, tmp_path):
     out = tmp_path / "run"
     kway.train(job(), devices="cpu:1", out=out, steps=2, checkpoint_every="1steps", **TRAINED)
     again = kway.train(
         job(), devices="cpu:2", out=tmp_path / "more", resume=out, steps=3, ranks=ranks, **TRAINED
     )
-    assert any("other masks" in line for line in again.record.notices)
+    assert any("on 2 devices instead of 1 other masks" in line for line in again.record.notices)
+    back = kway.train(job(), devices="cpu:1", resume=ranked(ranks, tmp_path), steps=3, **TRAINED)
+    assert any("on 1 device instead of 2 other masks" in line for line in back.record.notices)
+
+
+def test_a_model_that_draws_no_random_numbers_is_told_of_none(ranks, tmp_path):
+    out = ranked(ranks, tmp_path, model=NoDrop)
+    again = kway.train(job(model=NoDrop), devices="cpu:1", resume=out, steps=3, **TRAINED)
+    assert again.record.resumed_from_step == 2
+    assert not any("masks" in line for line in again.record.notices)
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ from kway.launch.status import STEP, Status
 from kway.step.build import build
 from kway.step.core import Outcome
 from kway.step.deterministic import bits_hold_within
-from kway.step.seeds import preserved
+from kway.step.seeds import has_drawn, preserved
 from kway.strategies.engine import Engine
-from kway.training.facts import check_options, check_within, facts_of, resumed_notices
+from kway.training.facts import check_options, check_within, facts_of, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.saving import Position, options_of, snapshot
@@ -105,6 +105,7 @@ class Session:
         self._where = where
         self._options = options_of(self.engine)
         self._writer: Writer | None = None
+        self._unsaid: list[str] = []
         self._health = torch.zeros((), device=self.engine.device)
         self._status.at("own code")
 
@@ -126,6 +127,10 @@ class Session:
         self._status.at(STEP, self.steps + 1)
         outcome: Outcome = self.engine.step(share, self.steps)
         self._status.at("own code")
+        if self._unsaid:
+            for line in self._unsaid if has_drawn(self.engine.device) else []:
+                self.print(f"kway: {line}", file=sys.stderr)
+            self._unsaid = []
         self.steps += 1
         # NaN from the first loss on that is no number; nothing is waited for.
         self._health = self._health + outcome.loss.detach() * 0
@@ -247,6 +252,7 @@ class Session:
         streams = isinstance(self._loader.parts.order, StreamOrder)
         for line in resumed_notices(checkpoint, self.plan, streams) + noted_changes(checkpoint, self._noted):
             self.print(f"kway: {line}", file=sys.stderr)
+        self._unsaid = other_masks(checkpoint, self.plan)
         return Position(self.steps, checkpoint.epoch, checkpoint.part("run")["step_of_epoch"])
 
     def _fits(self, checkpoint: Checkpoint) -> None:

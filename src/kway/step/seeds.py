@@ -15,6 +15,14 @@ def seed_generators(key: int, device: torch.device) -> None:
         torch.cuda.default_generators[device.index or 0].manual_seed(key)
 
 
+def has_drawn(device: torch.device) -> bool:
+    """Whether a generator of torch (CPU or ``device``) has given numbers since it was last seeded."""
+    host = torch.default_generator
+    if not torch.equal(torch.Generator().manual_seed(host.initial_seed()).get_state(), host.get_state()):
+        return True
+    return device.type == "cuda" and torch.cuda.default_generators[device.index or 0].get_offset() > 0
+
+
 @contextmanager
 def preserved(device: torch.device) -> Iterator[None]:
     """Give the caller's process its own random state back at the end."""

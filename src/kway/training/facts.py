@@ -112,20 +112,26 @@ def check_within(checkpoint: Checkpoint, now: Mapping[str, Any] | None) -> None:
 
 
 def resumed_notices(checkpoint: Checkpoint, plan: Plan, streams: bool) -> list[str]:
-    """Say what going on changes: nothing but the time at level bits, other random masks elsewhere."""
+    """Say where a run goes on from, and how. What its first step shows is in ``other_masks``."""
     before = checkpoint.part("plan")
     notices = [f"resumed from step {checkpoint.step} ({checkpoint.path})"]
     if plan.exactness != before["exactness"]:
         notices.append(f"up to step {checkpoint.step} the run was at exactness {before['exactness']}")
-    if plan.exactness != "bits" and plan.devices != before["devices"]:
-        devices = f"{plan.devices} device{'' if plan.devices == 1 else 's'}"
-        notices.append(
-            f"random numbers of the model (dropout) follow seed, step and rank: on {devices} instead "
-            f"of {before['devices']} other masks are drawn"
-        )
     if streams:
         notices.append("the stream was read again from the start of its epoch, up to where the run goes on")
     return notices
+
+
+def other_masks(checkpoint: Checkpoint, plan: Plan) -> list[str]:
+    """Say what another number of devices changes for a model that draws random numbers, or nothing."""
+    before = checkpoint.part("plan")["devices"]
+    if plan.exactness == "bits" or plan.devices == before:
+        return []
+    devices = f"{plan.devices} device{'' if plan.devices == 1 else 's'}"
+    return [
+        f"random numbers of the model (dropout) follow seed, step and rank: on {devices} instead of {before} "
+        "other masks are drawn"
+    ]
 
 
 def digest(value: torch.Tensor) -> str:

@@ -18,11 +18,12 @@ from kway.launch.status import Status
 from kway.records import Training
 from kway.step.core import waits_for_figure
 from kway.step.deterministic import bits_hold_within
+from kway.step.seeds import has_drawn
 from kway.step.tally import Tally, mean
 from kway.strategies.engine import Engine
 from kway.training.best import bring_best
 from kway.training.clock import StepClock
-from kway.training.facts import check_options, check_within, resumed_notices
+from kway.training.facts import check_options, check_within, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.requests import STOP, Requests
@@ -67,6 +68,7 @@ class Loop:
     notices: list[str] = field(default_factory=list)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     average: dict[str, torch.Tensor] | None = None
+    unsaid: list[str] = field(default_factory=list)
 
     def run(self) -> Training:
         """Train, and return the record (the same on all ranks). Raises what the user's code raises."""
@@ -174,6 +176,10 @@ class Loop:
             wishes = self._wishes()
             self.engine.ask(wishes)
             outcome = self.engine.step(share, self.steps, course.tally)
+            if self.unsaid:
+                # Only a model that draws: the step shows it.
+                self.notices += self.unsaid if has_drawn(self.engine.device) else []
+                self.unsaid = []
             self.clock.step(share.count)
             self.watch.add(epoch + 1, share.step + 1, outcome)
             self.steps += 1
@@ -254,6 +260,7 @@ class Loop:
         streams = isinstance(self.loader.parts.order, StreamOrder)
         self.notices += [*run["notices"], *resumed_notices(checkpoint, self.spec.plan, streams)]
         self.notices += noted_changes(checkpoint, self.noted)
+        self.unsaid = other_masks(checkpoint, self.spec.plan)
         self.steps, self.epoch, self.rows = checkpoint.step, checkpoint.epoch, list(run["rows"])
         self.watch.load(run["watch"])
         if run["course"] is not None:
