@@ -40,24 +40,6 @@ class Frozen(Net):
         self.first.weight.requires_grad_(False)
 
 
-class NoNorm(Net):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.Identity()
-
-
-class NoDrop(Net):
-    def __init__(self):
-        super().__init__()
-        self.drop = nn.Dropout(0.0)
-
-
-class Buffered(Net):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("more", torch.ones(()), persistent=False)
-
-
 def job(**more):
     x, y = data()
     given = {
@@ -162,61 +144,6 @@ def test_micro_batches_and_another_number_of_devices_see_the_same_samples(ranks,
         seen[name] = run.model.state_dict()
     for name, value in seen["whole"].items():
         assert torch.allclose(value, seen["stopped"][name], atol=1e-6)
-
-
-def ranked(ranks, tmp_path, **more):
-    """A run on two devices to go on from."""
-    out = tmp_path / "ranked"
-    kway.train(
-        job(**more), devices="cpu:2", out=out, steps=2, checkpoint_every="1steps", ranks=ranks, **TRAINED
-    )
-    return out
-
-
-def test_what_another_number_of_devices_changes_at_math_is_said(ranks, tmp_path):
-    out = tmp_path / "run"
-    kway.train(job(), devices="cpu:1", out=out, steps=2, checkpoint_every="1steps", **TRAINED)
-    again = kway.train(
-        job(), devices="cpu:2", out=tmp_path / "more", resume=out, steps=3, ranks=ranks, **TRAINED
-    )
-    assert any("on 2 devices instead of 1 other masks" in line for line in again.record.notices)
-    back = kway.train(job(), devices="cpu:1", resume=ranked(ranks, tmp_path), steps=3, **TRAINED)
-    assert any("on 1 device instead of 2 other masks" in line for line in back.record.notices)
-
-
-def test_a_model_that_draws_no_random_numbers_is_told_of_none(ranks, tmp_path):
-    out = ranked(ranks, tmp_path, model=NoDrop)
-    again = kway.train(job(model=NoDrop), devices="cpu:1", resume=out, steps=3, **TRAINED)
-    assert again.record.resumed_from_step == 2
-    assert not any("masks" in line for line in again.record.notices)
-
-
-@pytest.mark.parametrize(
-    ("change", "given", "words"),
-    [
-        ({}, {}, None),
-        ({"validation": (torch.rand(30, 12), torch.arange(30) % 3)}, {}, "validation data 30 of"),
-        ({"metrics": {}}, {"save_best": None}, "metrics accuracy, now none; save_best accuracy, now none"),
-        ({"model": Buffered}, {}, "buffers beside the weights seen, now more, seen"),
-        ({}, {"patience": 7}, "patience 50, now 7"),
-        ({"model": NoNorm, "micro_batch": 5}, {}, "micro_batch none, now 5 (other micro-batches round"),
-    ],
-    ids=["nothing", "validation", "metrics", "buffer", "patience", "micro-batch"],
-)
-def test_what_may_change_when_a_run_goes_on_is_said(tmp_path, change, given, words):
-    first = job(model=change.get("model", Net) if "micro_batch" in change else Net)
-    kway.train(first, devices="cpu:1", out=tmp_path / "run", steps=2, checkpoint_every="1steps", **TRAINED)
-    asked = {**TRAINED, "resume": tmp_path / "run", "steps": 3, **given}
-    again = kway.train(job(**change), devices="cpu:1", **asked)
-    said = [line for line in again.record.notices if line.startswith("goes on otherwise than up to step 2: ")]
-    assert len(said) == (words is not None)
-    assert words is None or words in said[0]
-
-
-def test_without_a_checkpoint_a_run_starts_anew_and_says_so(tmp_path):
-    run = kway.train(job(), devices="cpu:1", out=tmp_path / "run", steps=2, resume=True, **TRAINED)
-    assert run.record.resumed_from_step is None
-    assert any("starts anew" in line for line in run.record.notices)
 
 
 @pytest.mark.parametrize(
@@ -370,15 +297,6 @@ def test_the_folder_of_another_run_is_not_taken_for_ones_own(tmp_path):
     (tmp_path / "b" / "train.json").unlink()
     with pytest.raises(UsageError, match="already holds"):
         kway.train(job(), devices="cpu:1", out=tmp_path / "b", resume=tmp_path / "a", **TRAINED)
-
-
-def test_best_weights_of_a_later_step_are_not_brought_along(tmp_path):
-    out = tmp_path / "run"
-    kway.train(job(), devices="cpu:1", out=out, steps=7, checkpoint_every="7steps", **TRAINED)
-    (out / "best.safetensors").write_bytes(b"of a later step")
-    run = kway.train(job(), devices="cpu:1", out=tmp_path / "more", resume=out, steps=10, **TRAINED)
-    assert any("best begins anew" in line for line in run.record.notices)
-    assert (tmp_path / "more" / "best.safetensors").stat().st_size > 100
 
 
 def test_best_weights_on_a_full_disk_end_no_run(tmp_path):
