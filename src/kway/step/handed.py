@@ -26,7 +26,7 @@ def load_state(
         own = optimizer.state[parameter]
         held.discard((id(parameter), key))
         old = own.get(key)
-        if isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (value.shape, value.dtype):
+        if isinstance(old, torch.Tensor) and _form(old) == _form(value):
             old.copy_(value)
             continue
         moved = True
@@ -43,6 +43,10 @@ def load_state(
         if not own:
             del optimizer.state[holder]
     return moved
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.layout
 
 
 def _counts_there(group: Mapping[str, object]) -> bool:
