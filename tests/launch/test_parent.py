@@ -1,11 +1,14 @@
 """The parent of ranks is interrupted, told to stop, or killed: its ranks and their loader workers go, too."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -39,12 +42,18 @@ run(task, ["cpu"] * 2, torch.zeros(100_000), group=False, on_event=lambda e: pri
 WITHIN_S = 10.0
 
 
-def start_job(tmp_path):
+@pytest.fixture
+def short():
+    """A folder for temporary files: sockets of loader workers lie there, whose paths must be short."""
+    folder = Path(tempfile.mkdtemp(prefix="t"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_job(tmp_path, temporary):
     """Start a script whose ranks have loader workers that are stuck in the data set; wait until they are."""
     script = tmp_path / "job.py"
     script.write_text(JOB)
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
     parent = subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
@@ -57,14 +66,14 @@ def start_job(tmp_path):
         line = parent.stdout.readline()
         assert line, parent.stderr.read()
         busy.add(line)
-    return parent, temporary
+    return parent
 
 
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, -2)]
 )
-def test_nothing_survives_the_parent(number, status, tmp_path, leftovers):
-    parent, temporary = start_job(tmp_path)
+def test_nothing_survives_the_parent(number, status, tmp_path, short, leftovers):
+    parent = start_job(tmp_path, short)
     # The parent, two ranks with two loader workers each, and the guard.
     assert len(leftovers()) >= 8
     parent.send_signal(number)
@@ -74,11 +83,11 @@ def test_nothing_survives_the_parent(number, status, tmp_path, leftovers):
         time.sleep(0.02)
     assert leftovers() == {}
     assert parent.returncode == status, errors
-    assert not [path for path in temporary.iterdir() if path.name.startswith("kway-")]
+    assert not [path for path in short.iterdir() if path.name.startswith("kway-")]
 
 
-def test_ranks_go_even_if_the_guard_was_killed_first(tmp_path, leftovers):
-    parent, _ = start_job(tmp_path)
+def test_ranks_go_even_if_the_guard_was_killed_first(tmp_path, short, leftovers):
+    parent = start_job(tmp_path, short)
     (guard,) = [pid for pid, line in leftovers().items() if "kway.launch.guard" in line]
     os.kill(guard, signal.SIGKILL)
     parent.kill()
