@@ -18,6 +18,9 @@ from kway.job import Job
 from kway.step.inputs import move, splitter
 from kway.step.precision import cast
 
+# A difference may be as large as this many times the noise. Nudged parameters are off by as many roundings.
+NUDGE = 16.0
+NUDGES = 2
 State = dict[str, torch.Tensor]
 Held = list[tuple[nn.Module, dict[str, tuple[torch.Tensor | None, torch.Tensor | None]]]]
 # Advances at an evaluation, of which a proof has none.
@@ -29,7 +32,8 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Snapshot:
     """One step of the reference. ``before``: model and optimizer tensors; ``after``: also loss and gradients.
 
-    ``noise``: for each tensor, the largest difference that other orders of the same samples made. ``drift``: by how
+    ``noise``: for each tensor, the largest difference that other orders of the same samples made, or a sixteenth of
+    what parameters made that are off by 16 roundings, whichever is larger. ``drift``: by how
     much the loss of the same batch, in the same order and from the same state, differed the second time. It is
     looked at only where other orders changed half of the digits of the loss.
     """
@@ -75,6 +79,10 @@ class Reference:
                     self.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
                 other_results.append(self._last)
                 self._restore(saved, buffers)
+            nudged = [
+                self._nudged(own, saved, buffers, seed)
+                for seed in range(NUDGES if others and self.floating is None else 0)
+            ]
             self._step(own)
             loss = self._last["loss"]
             spread = max((largest(loss, o["loss"]) for o in other_results), default=0.0)
@@ -86,9 +94,27 @@ class Reference:
                 drift = largest(loss, self._last["loss"])
             if self.schedule is not None and not isinstance(self.schedule, _BY_METRIC):
                 self.schedule.step()
-            noise = {name: max((largest(value, o[name]) for o in other_results), default=0.0)
+            noise = {name: max([0.0, *(largest(value, o[name]) for o in other_results),
+                                *(largest(value, o[name]) / NUDGE for o in nudged)])
                      for name, value in self._last.items()}  # fmt: skip
             yield Snapshot(before, self._last, noise, drift)
+
+    def _nudged(self, batch: Any, saved: tuple[Any, Any], buffers: Held, seed: int) -> State:
+        """Return what the batch gives where every parameter is NUDGE roundings larger or smaller, by chance.
+
+        Rounding elsewhere than in sums (of normalisation, of products) puts activations on the other side of zero,
+        too, and a gradient then jumps. In float64 that is too rare to be looked for.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                if parameter.is_floating_point() and parameter.dtype != torch.float64:
+                    up = torch.randint(2, parameter.shape, generator=generator).to(parameter.device) * 2 - 1
+                    parameter.mul_(1 + up * (NUDGE * torch.finfo(parameter.dtype).eps))
+        self._step(batch)
+        result = self._last
+        self._restore(saved, buffers)
+        return result
 
     def _restore(self, saved: tuple[Any, Any], buffers: Held) -> None:
         # Buffers by themselves, and first: not all are in the state_dict, and a step may have made new ones.
