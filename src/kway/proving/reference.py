@@ -18,9 +18,11 @@ from kway.job import Job
 from kway.step.inputs import move, splitter
 from kway.step.precision import cast
 
-# A difference may be as large as this many times the noise. Nudged parameters are off by as many roundings.
-NUDGE = 16.0
+# Nudged parameters are off by this many roundings. A difference may be as large as 16 times the noise, and so 4 times
+# what they make: which activations change sides is chance, and a jump of one step says little of the next one's size.
+NUDGE = 16
 NUDGES = 2
+SHARE = 4
 State = dict[str, torch.Tensor]
 Held = list[tuple[nn.Module, dict[str, tuple[torch.Tensor | None, torch.Tensor | None]]]]
 # Advances at an evaluation, of which a proof has none.
@@ -32,7 +34,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Snapshot:
     """One step of the reference. ``before``: model and optimizer tensors; ``after``: also loss and gradients.
 
-    ``noise``: for each tensor, the largest difference that other orders of the same samples made, or a sixteenth of
+    ``noise``: for each tensor, the largest difference that other orders of the same samples made, or a quarter of
     what parameters made that are off by 16 roundings, whichever is larger. ``drift``: by how
     much the loss of the same batch, in the same order and from the same state, differed the second time. It is
     looked at only where other orders changed half of the digits of the loss.
@@ -95,7 +97,7 @@ class Reference:
             if self.schedule is not None and not isinstance(self.schedule, _BY_METRIC):
                 self.schedule.step()
             noise = {name: max([0.0, *(largest(value, o[name]) for o in other_results),
-                                *(largest(value, o[name]) / NUDGE for o in nudged)])
+                                *(largest(value, o[name]) / SHARE for o in nudged)])
                      for name, value in self._last.items()}  # fmt: skip
             yield Snapshot(before, self._last, noise, drift)
 
