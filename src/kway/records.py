@@ -125,7 +125,10 @@ class Cluster(Record):
 
 @dataclass(frozen=True)
 class Plan(Record):
-    """Which layout a run uses, on what. ``device_set`` holds torch device strings, one a rank."""
+    """Which layout a run uses, on what. ``device_set`` holds torch device strings, one a rank.
+
+    ``step_kind``: how steps are to run; what did run stands in the record of the run.
+    """
 
     kind: ClassVar[str] = "plan"
 
@@ -135,6 +138,7 @@ class Plan(Record):
     exactness: str
     reason: str
     shards: int = 8
+    step_kind: str = "eager"
 
     @property
     def devices(self) -> int:
@@ -146,6 +150,7 @@ class Plan(Record):
 class Training(Record):
     """What a training run did. Times in seconds, memory in bytes, one entry a rank where said so.
 
+    ``step_kind``: how steps really ran (``kway.step.kinds``).
     ``holds_within`` says, at level bits, within what the bits hold. ``measured_step_s`` is the median over
     windows of at least 10 steps after warm-up, of wall time by step, synchronised at the ends of the window,
     input wait included, evaluation and saving excluded; ``None`` where the run was too short for one window.
@@ -207,9 +212,11 @@ class Proof(Record):
     ``candidates`` has a row for each pair of strategy and number of devices: ``strategy``, ``devices``,
     ``device_set``, ``level``, ``equal`` (``bits``, ``ulps``, ``no``, ``refused``, ``skipped``), ``reason``,
     ``max_ulps`` (ulps of the tensor's largest magnitude), ``max_abs_diff``, ``first_difference`` (``step``,
-    ``tensor``) and ``tensors`` (how many were compared). ``certificate``, at level bits: ``holds_within`` and,
-    for each of ``steps``, the SHA-256 of loss, gradient, parameters, buffers, optimizer state and, where
-    there is one, the moving average of the weights. ``against``: the ``file`` whose certificate was checked and
+    ``tensor``), ``tensors`` (how many were compared) and ``step_kind`` (how its steps really ran). The record's own
+    ``step_kind`` is the one of all rows that were compared, several by commas. ``certificate``, at level bits:
+    ``holds_within`` and, for each of ``steps``, the SHA-256 of loss, gradient, parameters, buffers, optimizer state
+    and, where there is one, the moving average of the weights. ``against``: the ``file`` whose certificate was checked
+    and
     the first ``disagreement``, or ``None``. ``seed``, ``versions``, ``started``, ``job``, ``machine``: as in
     ``Training``, with the optimizer that the proof ran with; ``machine`` is the caller's, without ``threads``.
     """
@@ -231,6 +238,7 @@ class Proof(Record):
     started: str = ""
     job: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
+    step_kind: str = "eager"
 
     def __repr__(self) -> str:
         """Say the verdict and what each row found; the tensors are in the fields."""

@@ -113,6 +113,8 @@ def here(tmp_path, monkeypatch):
         ("mlp --loss crossentropy", "crossentropy"),
         ("mlp --precision fp8", "fp8"),
         ("mlp --exactness perfect", "perfect"),
+        ("mlp --step-kind swift", "unknown step kind 'swift'"),
+        ("mlp --step-kind graph --devices cpu:2", "it needs a CUDA device"),
         ("mlp --exactness bits --shards 2 --devices cpu:3", "3 devices"),
         ("mlp --exactness bits --micro-batch 4", "micro_batch=4"),
         ("resnet18 --micro-batch 4", "micro_batch=4"),

@@ -34,7 +34,15 @@ def test_a_job_s_own_optimizer_is_named_where_another_one_is_proved(tmp_path, mo
 
 @pytest.mark.parametrize(
     "flags",
-    ["--devices 1,x", "--steps 0", "--strategy sideways", "--shards 0", "--out taken", "--exactness good"],
+    [
+        "--devices 1,x",
+        "--steps 0",
+        "--strategy sideways",
+        "--shards 0",
+        "--out taken",
+        "--exactness good",
+        "--step-kind graph --devices cpu:1",
+    ],
 )
 def test_input_that_cannot_work_is_the_only_thing_that_is_said(tmp_path, monkeypatch, capsys, flags):
     monkeypatch.chdir(tmp_path)

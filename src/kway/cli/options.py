@@ -71,6 +71,19 @@ def exactness(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def step_kind(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that says how a step runs."""
+    from kway.step.kinds import DEFAULT_KIND, KINDS
+
+    kinds = "; ".join(
+        f"{kind.name}: {kind.summary}" + " (needs a GPU)" * (kind.needs is not None)
+        for kind in KINDS.values()
+    )
+    parser.add_argument(
+        "--step-kind", default=DEFAULT_KIND, metavar="KIND", help=f"{kinds} (default {DEFAULT_KIND})"
+    )
+
+
 def output(parser: argparse.ArgumentParser, record: str) -> None:
     """Add the flags that say where results go."""
     parser.add_argument(

@@ -16,11 +16,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.training(parser)
     options.placing(parser, several=True)
     options.exactness(parser)
+    options.step_kind(parser)
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="proof.json whose bits this machine must reproduce"
     )
     parser.add_argument(
-        "--steps", type=int, default=3, metavar="N", help="optimizer steps to compare (default 3)"
+        "--steps",
+        type=int,
+        metavar="N",
+        help="optimizer steps to compare (default 3, and 6 for a step kind that records them)",
     )
     parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
     options.output(parser, "proof.json")
@@ -47,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         devices=args.devices,
         strategy=args.strategy,
         exactness=args.exactness,
+        step_kind=args.step_kind,
         steps=args.steps,
         out=folder,
         precision=None,

@@ -25,6 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.training(parser)
     options.placing(parser)
     options.exactness(parser)
+    options.step_kind(parser)
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="(default 10)")
     parser.add_argument("--steps", type=int, metavar="N", help="stop after N optimizer steps")
     parser.add_argument(
@@ -114,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.jobs.place import place
     from kway.jobs.training import train
     from kway.report.progress import Progress
+    from kway.step.kinds import DEFAULT_KIND
     from kway.training.spec import positive
 
     _check(args)
@@ -128,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
             args.exactness,
             args.shards,
             patient=args.stall_timeout is not None,
+            step_kind=args.step_kind,
         )
         fixed["batch_size"] = args.batch_size_per_device * where.plan.devices
     if args.micro_batch is not None:
@@ -144,13 +147,9 @@ def run(args: argparse.Namespace) -> int:
 
     def show(event: str, record: dict[str, object]) -> None:
         if event == "start":
-            print(
-                "\n".join(
-                    [*lines, f"devices    {record['devices']} ({record['strategy']}, {args.exactness})"]
-                ),
-                file=screen,
-                flush=True,
-            )
+            kind = "" if args.step_kind == DEFAULT_KIND else f", {args.step_kind}"
+            where = f"devices    {record['devices']} ({record['strategy']}, {args.exactness}{kind})"
+            print("\n".join([*lines, where]), file=screen, flush=True)
         progress({"event": event, **record})
 
     try:
@@ -160,6 +159,7 @@ def run(args: argparse.Namespace) -> int:
             strategy=args.strategy,
             exactness=args.exactness,
             shards=args.shards,
+            step_kind=args.step_kind,
             epochs=args.epochs,
             steps=args.steps,
             out=folder,

@@ -39,11 +39,16 @@ def parse(source: str) -> dict[str, Any]:
 
 def cache_file(version: str, environ: Mapping[str, str] | None = None) -> Path:
     """Return where the facts about this torch version are remembered."""
+    return cache_folder(environ) / f"torch-{version}.json"
+
+
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder for what can be found or made again, which need not exist."""
     environ = os.environ if environ is None else environ
     base = environ.get("XDG_CACHE_HOME", "")
     # The standard for these folders says that a relative path is to be ignored.
     folder = Path(base) if base.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".cache"
-    return folder / "kway" / f"torch-{version}.json"
+    return folder / "kway"
 
 
 def read(build: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:

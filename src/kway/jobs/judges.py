@@ -51,11 +51,20 @@ class Case:
     scratch: Path
     home: torch.device
     shards: int
+    step_kind: str = "eager"
 
     def spec(self, layout: dict[str, int], level: str, free: bool = False) -> candidate.CandidateSpec:
         """Describe a candidate for its ranks."""
         return candidate.CandidateSpec(
-            self.job, self.parts, layout, level, str(self.scratch), self.batches, self.shards, free
+            self.job,
+            self.parts,
+            layout,
+            level,
+            str(self.scratch),
+            self.batches,
+            self.shards,
+            free,
+            self.step_kind,
         )
 
 
@@ -100,7 +109,9 @@ class MathJudge(Judge):
 
     def compare(self, layout: dict[str, int], run: Runner) -> dict[str, Any]:
         """Compare by the noise of the reference."""
-        return _by_noise(self.case, self._snapshots, run(self.case.spec(layout, self._level)))
+        result = run(self.case.spec(layout, self._level))
+        self.notices += result["notices"]
+        return _by_noise(self.case, self._snapshots, result)
 
 
 class BitsJudge(Judge):
@@ -116,7 +127,8 @@ class BitsJudge(Judge):
         with deterministic(case.home):
             snapshots = _run(reference, case, _orders(case, case.shards), self.notices, case.shards)
         self.anchor = _by_noise(case, snapshots, alone(case.spec({}, "bits")))
-        self._digests = alone(case.spec({}, "bits", free=True))["digests"]
+        own = alone(case.spec({}, "bits", free=True))
+        self._digests, self._kind = own["digests"], own["step_kind"]
         self._losses = [float(snapshot.after["loss"]) for snapshot in snapshots]
 
     def describe(self) -> dict[str, Any]:
@@ -135,6 +147,7 @@ class BitsJudge(Judge):
     def compare(self, layout: dict[str, int], run: Runner) -> dict[str, Any]:
         """Compare the SHA-256 of every tensor of every step."""
         result = run(self.case.spec(layout, "bits", free=True))
+        self.notices += result["notices"]
         row: dict[str, Any] = {
             "equal": "bits",
             "reason": "",
@@ -143,6 +156,7 @@ class BitsJudge(Judge):
             "first_difference": None,
             "shares": result["shares"],
             "tensors": sum(len(tensors) for tensors in self._digests),
+            "step_kind": result["step_kind"],
         }
         if self.anchor["equal"] == "no":
             return row | {"equal": "no", "reason": f"one device: {self.anchor['reason']}", "max_ulps": None}
@@ -163,7 +177,7 @@ class BitsJudge(Judge):
         """Return the fingerprints of the one-device run, and within what they hold."""
         case = self.case
         return {
-            "holds_within": bits_hold_within(case.home, case.shards),
+            "holds_within": bits_hold_within(case.home, case.shards, self._kind),
             "model": case.job.title,
             "batch_size": max(len(indices) for _, indices in case.batches),
             "precision": case.job.precision,
@@ -203,6 +217,7 @@ def _by_noise(case: Case, snapshots: list[Snapshot], result: dict[str, Any]) -> 
         "first_difference": comparison.first_difference,
         "shares": result["shares"],
         "tensors": comparison.tensors,
+        "step_kind": result["step_kind"],
         "noise_only": sorted(comparison.noise_only),
     }
 

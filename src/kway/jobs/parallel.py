@@ -26,6 +26,7 @@ from kway.launch.status import STEP, Status
 from kway.step.build import build
 from kway.step.core import Outcome
 from kway.step.deterministic import bits_hold_within
+from kway.step.kinds import DEFAULT_KIND
 from kway.step.seeds import has_drawn, preserved
 from kway.strategies.engine import Engine
 from kway.training.facts import check_options, check_within, facts_of, other_masks, resumed_notices
@@ -45,6 +46,7 @@ def parallel(
     strategy: str = "auto",
     exactness: str = "math",
     shards: int = 8,
+    step_kind: str = DEFAULT_KIND,
     stall_timeout: str | float | timedelta | None = None,
 ) -> Iterator["Session"]:
     """Open ``job`` on the ranks that ``kway launch`` or torchrun started, or on this process alone.
@@ -53,7 +55,7 @@ def parallel(
     Raises ``UsageError`` where ``devices`` asks for several devices outside of such ranks.
     """
     stall = duration("stall_timeout", stall_timeout)
-    where = place(devices, strategy, exactness, shards, patient=stall is not None)
+    where = place(devices, strategy, exactness, shards, stall is not None, step_kind)
     if where.starts_ranks:
         raise UsageError(
             f"kway.parallel on {where.plan.devices} devices in a process that is alone",
@@ -96,6 +98,7 @@ class Session:
             train.order.batch_size,
             where.plan.shards,
             self._status,
+            where.plan.step_kind,
         )
         self._group = self.engine.mesh.world
         self._turns = Turns(self._group)
@@ -106,7 +109,9 @@ class Session:
         self._options = options_of(self.engine)
         self._writer: Writer | None = None
         self._unsaid: list[str] = []
+        self._said: list[str] = []
         self._health = torch.zeros((), device=self.engine.device)
+        self._notice()
         self._status.at("own code")
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Share]:
@@ -131,10 +136,23 @@ class Session:
             for line in self._unsaid if has_drawn(self.engine.device) else []:
                 self.print(f"kway: {line}", file=sys.stderr)
             self._unsaid = []
+        self._notice()
         self.steps += 1
         # NaN from the first loss on that is no number; nothing is waited for.
         self._health = self._health + outcome.loss.detach() * 0
         return outcome.loss
+
+    def _notice(self) -> None:
+        """Say once why steps run otherwise than asked for."""
+        new = [line for line in self.engine.notices if line not in self._said]
+        for line in new:
+            self.print(f"kway: {line}", file=sys.stderr)
+        self._said += new
+
+    @property
+    def step_kind(self) -> str:
+        """How steps really run: see ``step_kind`` of ``kway.train``."""
+        return self.engine.step_kind
 
     def evaluate(self) -> dict[str, float]:
         """Return ``loss`` and every metric over the validation data, the same on all ranks.
@@ -245,7 +263,7 @@ class Session:
         if path is None:
             return Position(self.steps, 0, 0)
         checkpoint = open_checkpoint(path)
-        within = bits_hold_within(self.engine.device, self.plan.shards)
+        within = bits_hold_within(self.engine.device, self.plan.shards, self.engine.step_kind)
         check_within(checkpoint, within if self.plan.exactness == "bits" else None)
         self.engine.restore(checkpoint)
         self.steps = checkpoint.step

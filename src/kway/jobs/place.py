@@ -20,6 +20,7 @@ from kway.launch.own_watch import watching
 from kway.launch.status import Status
 from kway.launch.torchrun import from_environment, join
 from kway.records import Cluster, Plan
+from kway.step.kinds import DEFAULT_KIND, check_kind
 from kway.step.seeds import preserved
 from kway.strategies.layout import SINGLE, check_level, fit, named_sizes, title
 from kway.strategies.levels import DEFAULT_SHARDS
@@ -172,8 +173,9 @@ def place(
     exactness: str = "math",
     shards: int = DEFAULT_SHARDS,
     patient: bool = False,
+    step_kind: str = DEFAULT_KIND,
 ) -> Place:
-    """Resolve a device set, a strategy and a level into a place. Nothing is started.
+    """Resolve a device set, a strategy, a level and a step kind into a place. Nothing is started.
 
     Inside ranks that are there (torchrun and its like) their number is the number of devices; ``patient``: their
     group has no time limit, because kway ends what makes no progress. Raises ``UsageError``.
@@ -192,7 +194,7 @@ def place(
         chosen = parse("auto", cluster)[:1]
     else:
         chosen = parse(devices, cluster)
-    plan = choose(chosen, strategy, exactness, shards)
+    plan = choose(chosen, strategy, exactness, shards, step_kind)
     if joined is not None:
         join(joined, patient=patient)
     return Place(plan, rank_threads(chosen), joined, tuple(device_warnings(chosen, cluster)))
@@ -203,8 +205,14 @@ def rank_threads(device_set: list[str]) -> int:
     return threads_for(len(device_set), beside_gpu=device_set[0] != "cpu")
 
 
-def choose(device_set: list[str], strategy: str, exactness: str, shards: int = DEFAULT_SHARDS) -> Plan:
-    """Make the plan for named devices. Raises ``UsageError`` for a strategy that does not fit them."""
+def choose(
+    device_set: list[str],
+    strategy: str,
+    exactness: str,
+    shards: int = DEFAULT_SHARDS,
+    step_kind: str = DEFAULT_KIND,
+) -> Plan:
+    """Make the plan for named devices. Raises ``UsageError`` for a strategy or step kind that does not fit them."""
     count = len(device_set)
     if strategy == "auto":
         layout = {} if count == 1 else fit("data", count)
@@ -212,7 +220,8 @@ def choose(device_set: list[str], strategy: str, exactness: str, shards: int = D
     else:
         layout, reason = fit(strategy, count), "named by the user"
     check_level(layout, exactness, shards)
-    return Plan(title(layout), layout, device_set, exactness, reason, shards)
+    check_kind(step_kind, device_set)
+    return Plan(title(layout), layout, device_set, exactness, reason, shards, step_kind)
 
 
 def _size_of(strategy: str) -> int | None:

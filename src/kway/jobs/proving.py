@@ -25,6 +25,7 @@ from kway.proving import candidate
 from kway.proving.certificate import first_disagreement
 from kway.records import Cluster, Proof
 from kway.step.build import build
+from kway.step.kinds import DEFAULT_KIND, check_kind
 from kway.strategies.layout import check_level, check_model, fit, named_sizes, title
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.facts import facts_of
@@ -32,6 +33,8 @@ from kway.training.parts import training_parts
 from kway.training.spec import positive
 from kway.training.subject import function_name, subject_of
 from kway.training.surroundings import machine, versions
+
+STEPS, STEPS_RECORDED = 3, 6
 
 
 def prove(
@@ -41,7 +44,8 @@ def prove(
     strategy: str = "data",
     exactness: str = "math",
     shards: int = DEFAULT_SHARDS,
-    steps: int = 3,
+    step_kind: str = DEFAULT_KIND,
+    steps: int | None = None,
     out: Path | str | None = None,
     precision: str | None = "auto",
     own_optimizer: bool = False,
@@ -52,6 +56,8 @@ def prove(
 ) -> Proof:
     """Compare every tensor of ``steps`` optimizer steps on each device set with one device.
 
+    ``steps``: by default 3, and 6 for a step kind that records steps, so that recorded ones are among them.
+    ``step_kind``: how the steps of kway run, as in ``kway.train``; plain torch always runs operation by operation.
     ``devices``: one set or a list of sets (``"1,2,3"``, ``"cpu:2 cuda:0,1"``); ``strategy``: one or several,
     separated by commas; every pair is a row of the proof. ``precision``: ``"auto"`` is float64 at level math and
     the job's own at level bits; ``None`` is the job's own. Runs with SGD (lr 0.1, momentum 0.9) unless
@@ -76,12 +82,11 @@ def prove(
     if not own_optimizer:
         notices = _notice_optimizer(function_name(job.optimizer))
         job = replace(job, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
-    strategies = [text.strip() for text in strategy.split(",")]
-    for text in strategies:
-        named_sizes(text)
-        check_level({}, exactness, shards)
+    strategies = _strategies(strategy, exactness, shards)
     other = _certificate(against, exactness)
     sets = parse_list(devices, cluster)
+    kind = check_kind(step_kind, [device for chosen in sets for device in chosen])
+    steps = steps or (STEPS_RECORDED if kind.records else STEPS)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     whole, held_out = training_parts(job)
     parts = held(whole, job.seed, steps)
@@ -89,7 +94,9 @@ def prove(
     model = build(
         replace(job, model=copy.deepcopy(job.model)) if isinstance(job.model, torch.nn.Module) else job
     )
-    alone = Place(choose([sets[0][0]], "single", exactness, shards), rank_threads([sets[0][0]]), None)
+    alone = Place(
+        choose([sets[0][0]], "single", exactness, shards, step_kind), rank_threads([sets[0][0]]), None
+    )
     subject = subject_of(job, facts_of(job, whole, alone.plan, model), model, whole, held_out)
     if isinstance(job.model, torch.nn.Module):
         job = replace(job, model=copy.deepcopy(model), init=None)
@@ -102,7 +109,7 @@ def prove(
     with claimed(out, "proof.json") as folder, claimed(None, "before") as scratch:
         if on_start is not None:
             on_start()
-        case = Case(job, parts, model, batches, scratch, home, shards)
+        case = Case(job, parts, model, batches, scratch, home, shards, step_kind)
 
         def run(where: Place, spec: candidate.CandidateSpec) -> dict[str, Any]:
             own = [] if where.starts_ranks else [copy.deepcopy(case.model)]
@@ -136,10 +143,20 @@ def prove(
             started=started,
             job={**subject, "optimizer": judge.optimizer},
             machine=machine(_gpus(sets, cluster)),
+            step_kind=", ".join(sorted({row["step_kind"] for row in rows if row["step_kind"]})) or step_kind,
         )
         if out is not None:
             proof.save(folder)
     return proof
+
+
+def _strategies(names: str, exactness: str, shards: int) -> list[str]:
+    """Take the names of strategies apart. Raises ``UsageError`` for one that is none, and for such a level."""
+    check_level({}, exactness, shards)
+    found = [text.strip() for text in names.split(",")]
+    for text in found:
+        named_sizes(text)
+    return found
 
 
 def _notice_optimizer(own: str | None) -> list[str]:
@@ -204,6 +221,7 @@ def _row(case: Case, judge: Judge, text: str, chosen: list[str], level: str, run
         "first_difference": None,
         "shares": None,
         "tensors": 0,
+        "step_kind": None,
     }
     try:
         layout = fit(text, len(chosen))
@@ -220,7 +238,7 @@ def _row(case: Case, judge: Judge, text: str, chosen: list[str], level: str, run
         check_model(case.job, case.model, layout, level, largest, case.shards)
     except RefusedError as error:
         return {**row, "equal": "refused", "reason": str(error)}
-    where = Place(choose(chosen, text, level, case.shards), rank_threads(chosen), None)
+    where = Place(choose(chosen, text, level, case.shards, case.step_kind), rank_threads(chosen), None)
     try:
         return {**row, **judge.compare(layout, lambda spec: run(where, spec))}
     except KwayError as error:

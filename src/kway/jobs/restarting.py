@@ -53,7 +53,10 @@ def without(where: Place, rank: int, shards: int) -> Place:
     left = [device for place, device in enumerate(plan.device_set) if place != rank]
     # The names of the axes without their sizes: each takes what there is.
     text = "auto" if len(left) == 1 else ":".join(plan.layout)
-    chosen = replace(choose(left, text, plan.exactness, shards), reason=f"the device of rank {rank} was lost")
+    chosen = replace(
+        choose(left, text, plan.exactness, shards, plan.step_kind),
+        reason=f"the device of rank {rank} was lost",
+    )
     return replace(where, plan=chosen, threads=rank_threads(left))
 
 

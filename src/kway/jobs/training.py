@@ -24,6 +24,7 @@ from kway.records import Plan, Training
 from kway.registry import unknown
 from kway.report.lines import last_figures
 from kway.step.build import build, load_tensors
+from kway.step.kinds import DEFAULT_KIND
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
@@ -75,6 +76,7 @@ def train(
     strategy: str = "auto",
     exactness: str = "math",
     shards: int = DEFAULT_SHARDS,
+    step_kind: str = DEFAULT_KIND,
     epochs: int = 10,
     steps: int | None = None,
     out: Path | str | None = None,
@@ -97,9 +99,10 @@ def train(
 
     ``devices``: ``"auto"``, a number, ``"cpu:N"`` or ``"cuda:I,J"``. ``strategy``: ``"auto"``, ``"single"``,
     ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"``, ``"bits"`` (equal bits on any number of
-    devices up to ``shards``) or ``"loose"``. ``steps`` stops after
-    that many optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs;
-    ``None`` keeps nothing on disk. ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
+    devices up to ``shards``) or ``"loose"``. ``step_kind``: how a step runs: ``"eager"``, ``"compiled"`` and, on GPUs,
+    ``"graph"`` or ``"compiled-graph"``. ``steps`` stops after that many optimizer
+    steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs; ``None`` keeps nothing on disk.
+    ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
     validation figure whose best weights are kept: ``"validation_loss"``, the name of a metric, or ``METRIC/KEY``
     of one that returns a dict. ``early_stop``: the figure that ends the run when it was not better in
     ``patience`` validations in a row; the weights stay those of the last step. Figures that end in ``loss`` are
@@ -126,7 +129,7 @@ def train(
     device, what the user's code raises.
     """
     stall = duration("stall_timeout", stall_timeout)
-    where = place(devices, strategy, exactness, shards, patient=stall is not None)
+    where = place(devices, strategy, exactness, shards, stall is not None, step_kind)
     spec = TrainSpec(
         job=job,
         plan=where.plan,

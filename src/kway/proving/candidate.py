@@ -26,7 +26,7 @@ State = dict[str, torch.Tensor]
 class CandidateSpec:
     """What every rank of a candidate needs. ``folder`` holds ``before-S.safetensors`` for each step S and gets
     ``after-S.safetensors``. ``batches``: (epoch, global data set indices) of each step. ``free``:
-    run on from the first state, dropout on, and leave no files.
+    run on from the first state, dropout on, and leave no files. ``step_kind``: how steps are to run.
     """
 
     job: Job
@@ -37,6 +37,7 @@ class CandidateSpec:
     batches: list[tuple[int, Indices]]
     shards: int = 8
     free: bool = False
+    step_kind: str = "eager"
 
 
 def before_file(folder: str | Path, step: int) -> Path:
@@ -57,13 +58,22 @@ def after(folder: str | Path, step: int) -> State:
 def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> dict[str, Any]:
     """Take all steps. Returns ``shares`` (samples by step and rank); ``strays``: for each step, the first tensor
     in which a rank differs from rank 0, as (rank, tensor), or ``None``; ``digests``: for each step, the SHA-256
-    of every tensor of rank 0 by name.
+    of every tensor of rank 0 by name; ``step_kind`` and ``notices``: how the steps really ran, and why.
     """
     model = build(spec.job) if model is None else model
     largest = max(len(indices) for _, indices in spec.batches)
     shares, strays, digests = [], [], []
     with nullcontext() if spec.free else without_dropout(model):
-        engine = Engine(spec.job, model, spec.layout, world, spec.level, largest, spec.shards)
+        engine = Engine(
+            spec.job,
+            model,
+            spec.layout,
+            world,
+            spec.level,
+            largest,
+            spec.shards,
+            step_kind=spec.step_kind,
+        )
         try:
             for step, (epoch, indices) in enumerate(spec.batches):
                 if not (spec.free and step):
@@ -80,9 +90,10 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
                 digests.append(every[0])
                 if world.is_main and not spec.free:
                     after_file(spec.folder, step).write_bytes(to_bytes(result))
+            ran, notices = engine.step_kind, engine.notices
         finally:
             engine.close()
-    return {"shares": shares, "strays": strays, "digests": digests}
+    return {"shares": shares, "strays": strays, "digests": digests, "step_kind": ran, "notices": notices}
 
 
 def _load(engine: Engine, state: State) -> None:

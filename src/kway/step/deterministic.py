@@ -43,7 +43,9 @@ def deterministic(device: torch.device, threads: int = 1) -> Iterator[None]:
         torch.set_num_threads(before[4])
 
 
-def bits_hold_within(device: torch.device, shards: int, threads: int = 1) -> dict[str, Any]:
+def bits_hold_within(
+    device: torch.device, shards: int, step_kind: str = "eager", threads: int = 1
+) -> dict[str, Any]:
     """Return what must be the same for two runs at level bits to have equal bits."""
     cuda = device.type == "cuda"
     return {
@@ -53,5 +55,5 @@ def bits_hold_within(device: torch.device, shards: int, threads: int = 1) -> dic
         "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
         "threads_a_shard": None if cuda else threads,
         "shards": shards,
-        "step_kind": "eager",
+        "step_kind": step_kind,
     }

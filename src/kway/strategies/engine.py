@@ -22,6 +22,7 @@ from kway.step.core import Outcome
 from kway.step.gradients import dense
 from kway.step.handed import load_state
 from kway.step.inputs import move
+from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.precision import cast, precision_of
 from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
@@ -35,7 +36,8 @@ class Engine:
     """One rank's side of a job on a layout. All ranks make the same calls in the same order.
 
     ``model`` is the rank's own module, already initialised; it is moved to the rank's device and is the
-    trained model afterwards. Raises ``RefusedError`` for a level that layout or model cannot keep.
+    trained model afterwards. ``step_kind``: how steps are to run (``kway.step.kinds``). Raises ``RefusedError`` for a
+    level that layout or model cannot keep, and for a step kind that the device cannot run.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Engine:
         batch_size: int,
         shards: int = DEFAULT_SHARDS,
         status: Status | None = None,
+        step_kind: str = DEFAULT_KIND,
     ) -> None:
         check_level(layout, level, shards)
         check_model(job, model, layout, level, batch_size, shards)
@@ -76,6 +79,7 @@ class Engine:
                 known[axis].apply(self.part, self.mesh.group(axis))
             self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
             self._step = self._level.open(self.part, self.optimizer)
+            self._runner: Runner = open_kind(step_kind, self._step, self.part.opened)
         except BaseException:
             self.close()
             raise
@@ -93,6 +97,16 @@ class Engine:
         load_parts(self._step, checkpoint)
 
     @property
+    def step_kind(self) -> str:
+        """How steps really run: see ``kway.step.kinds``."""
+        return self._runner.kind
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines for the user about how steps run."""
+        return list(self._runner.notices)
+
+    @property
     def rows(self) -> range:
         """The rows of a tally to which this rank adds."""
         shards = self._level.shards(self.part.shards)
@@ -107,7 +121,7 @@ class Engine:
 
     def step(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take one optimizer step over the global batch, of which ``share`` is this rank's part."""
-        return self._step.run(share, step, tally)
+        return self._runner.run(share, step, tally)
 
     def tally(self, names: list[str]) -> Tally:
         """Make an empty tally on this rank's device."""

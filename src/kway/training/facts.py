@@ -117,6 +117,9 @@ def resumed_notices(checkpoint: Checkpoint, plan: Plan, streams: bool) -> list[s
     notices = [f"resumed from step {checkpoint.step} ({checkpoint.path})"]
     if plan.exactness != before["exactness"]:
         notices.append(f"up to step {checkpoint.step} the run was at exactness {before['exactness']}")
+    kind = before.get("step_kind", "eager")
+    if plan.step_kind != kind:
+        notices.append(f"up to step {checkpoint.step} the step kind was {kind}")
     if streams:
         notices.append("the stream was read again from the start of its epoch, up to where the run goes on")
     return notices

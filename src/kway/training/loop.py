@@ -85,6 +85,7 @@ class Loop:
             train.order.batch_size,
             plan.shards,
             self.status,
+            plan.step_kind,
         )
         # As it begins: a schedule changes the rate later.
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
@@ -345,13 +346,13 @@ class Loop:
         """Say within what the bits of this run hold; nothing at other levels."""
         if self.spec.plan.exactness != "bits":
             return None
-        return bits_hold_within(self.engine.device, self.spec.plan.shards)
+        return bits_hold_within(self.engine.device, self.spec.plan.shards, self.engine.step_kind)
 
     def _record(self, begun: float, resumed: int | None) -> Training:
         job, plan = self.spec.job, self.spec.plan
         validation = self.validation
         held = validation.held.parts.notices if validation is not None else []
-        notices = [*self.loader.parts.notices, *held, *self.notices]
+        notices = [*self.loader.parts.notices, *held, *self.engine.notices, *self.notices]
         names = unique_names(self.model)
         works = self.engine.mesh.world.objects(self.clock.work())
         notices += slow_ranks(works)
@@ -364,7 +365,7 @@ class Loop:
             layout=plan.layout,
             exactness=plan.exactness,
             holds_within=self._holds_within(),
-            step_kind="eager",
+            step_kind=self.engine.step_kind,
             precision=job.precision,
             batch_size=self.loader.parts.order.batch_size,
             seed=job.seed,

@@ -47,7 +47,9 @@ def snapshot(
         "job": facts,
         "options": options,
         "plan": {**plan.to_dict(), "devices": plan.devices},
-        "within": bits_hold_within(engine.device, plan.shards) if plan.exactness == "bits" else None,
+        "within": bits_hold_within(engine.device, plan.shards, engine.step_kind)
+        if plan.exactness == "bits"
+        else None,
     }
     return Snapshot(position.steps, position.epoch, own_weights(engine.model), parts)
 

@@ -1,0 +1,100 @@
+"""The model's training pass through torch.compile, in place: names, parameters, class and hooks stay as they are."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from kway.data.share import Share
+from kway.devices.compilers import keep_code
+from kway.errors import KwayError
+from kway.step.batchnorm import layers
+from kway.step.core import Outcome, StepCore
+from kway.step.kinds import Runner
+from kway.step.tally import Tally
+
+# Variants of one function of the model: one for each shape of a share and each layer that shares the function. torch
+# gives up at 8 and runs on uncompiled without a word, which a network of equal blocks passes at its second shape.
+MOST_VARIANTS = 64
+
+
+class CompiledStep:
+    """Takes the steps of ``inner`` while the model of ``core`` is compiled; outside of them it is the user's own."""
+
+    def __init__(self, core: StepCore, inner: Runner) -> None:
+        self._model, self._inner = core.model, inner
+        dynamo: Any = import_module("torch._dynamo")
+        self._config, self._failed = dynamo.config, dynamo.exc.BackendCompilerFailed
+        # With the hooks, as nn.Module.compile does. Fixed shapes: there are few, and each gets code of its own.
+        self._compiled = torch.compile(core.model._call_impl, dynamic=False, options=_options())
+
+    @property
+    def kind(self) -> str:
+        """The step kind that really runs."""
+        return "compiled" if self._inner.kind == "eager" else "compiled-graph"
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines for the user: see ``kway.step.kinds.Runner``."""
+        return self._inner.notices
+
+    def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
+        """Take optimizer step number ``step``: see ``StepCore.run``.
+
+        Raises ``KwayError`` where torch.compile fails on the model.
+        """
+        model = self._model
+        before = model._compiled_call_impl
+        model._compiled_call_impl = self._compiled
+        try:
+            with self._config.patch(recompile_limit=MOST_VARIANTS):
+                return self._inner.run(share, step, tally)
+        except self._failed as error:
+            raise KwayError(
+                f"torch.compile cannot compile the model: {str(error).strip().splitlines()[0]}",
+                "",
+                "use a step kind that does not compile: eager, or graph on a GPU",
+            ) from error
+        finally:
+            # Evaluation and prediction have shapes of their own, which would each be compiled.
+            model._compiled_call_impl = before
+
+
+@contextmanager
+def compiling(core: StepCore, inner: Runner) -> Iterator[Runner]:
+    """While open, let steps of ``inner`` run with a compiled model.
+
+    What kway put into the model that communicates, or that counts on the host, stays out of what is compiled.
+    """
+    # First of all: where it is not set, torch chooses a folder as soon as its compiler is imported.
+    keep_code()
+    with ExitStack() as undo:
+        for _, module in layers(core.model):
+            if "forward" in vars(module):
+                _leave_out(module, "forward", undo)
+        _leave_out(core.whole_batch, "gathered", undo)
+        yield CompiledStep(core, inner)
+
+
+def _leave_out(owner: Any, name: str, undo: ExitStack) -> None:
+    """Put the uncompiled form of a method on the instance until the end of ``undo``."""
+    held = vars(owner)
+    own = held.get(name)
+    held[name] = torch.compiler.disable(getattr(owner, name))  # type: ignore[no-untyped-call]
+
+    def restore() -> None:
+        if own is None:
+            del held[name]
+        else:
+            held[name] = own
+
+    undo.callback(restore)
+
+
+def _options() -> dict[str, Any]:
+    """Return the compiler's options: where torch is to be deterministic, nothing is chosen by how long it takes."""
+    config: Any = import_module("torch._inductor.config")
+    wanted = torch.are_deterministic_algorithms_enabled() and hasattr(config, "deterministic")
+    return {"deterministic": True} if wanted else {}

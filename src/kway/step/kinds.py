@@ -1,0 +1,115 @@
+"""Step kinds: how the operations of a step reach the device. What they compute is the level's business."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kway.devices.compilers import missing
+from kway.errors import RefusedError
+from kway.registry import known
+
+if TYPE_CHECKING:
+    from kway.data.share import Share
+    from kway.step.core import Outcome, StepCore
+    from kway.step.tally import Tally
+
+DEFAULT_KIND = "eager"
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """One way to run a step. ``summary``: one line for the user; ``needs``: the type of device it cannot do without.
+
+    ``compiles``: whether the model goes through torch.compile; ``records``: whether the step is recorded and replayed.
+    """
+
+    name: str
+    summary: str
+    needs: str | None = None
+    compiles: bool = False
+    records: bool = False
+
+
+KINDS: dict[str, StepKind] = {
+    kind.name: kind
+    for kind in (
+        StepKind("eager", "operation by operation"),
+        StepKind("compiled", "the model through torch.compile", compiles=True),
+        StepKind("graph", "the whole step recorded once as a CUDA graph", needs="cuda", records=True),
+        StepKind(
+            "compiled-graph", "both: the compiled step, recorded", needs="cuda", compiles=True, records=True
+        ),
+    )
+}
+
+
+class Runner(Protocol):
+    """Takes the optimizer steps of one rank."""
+
+    @property
+    def kind(self) -> str:
+        """The step kind that really runs, which may be simpler than the one asked for."""
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines for the user: why something runs otherwise than asked for."""
+
+    def run(self, share: "Share", step: int, tally: "Tally | None" = None) -> "Outcome":
+        """Take optimizer step number ``step``: see ``StepCore.run``."""
+
+
+class Eager:
+    """The step itself, operation by operation."""
+
+    kind = "eager"
+
+    def __init__(self, core: "StepCore") -> None:
+        self._core = core
+        self.notices: list[str] = []
+
+    def run(self, share: "Share", step: int, tally: "Tally | None" = None) -> "Outcome":
+        """Take optimizer step number ``step``: see ``StepCore.run``."""
+        return self._core.run(share, step, tally)
+
+
+def kind_of(name: str) -> StepKind:
+    """Return a step kind by name. Raises ``UsageError``."""
+    return known("step kind", name, KINDS)
+
+
+def check_kind(name: str, devices: Iterable[Any]) -> StepKind:
+    """Return a step kind by name. Raises ``UsageError``, and ``RefusedError`` where one of ``devices`` cannot run it.
+
+    ``devices``: as torch spells them, ``cuda:0``.
+    """
+    kind = kind_of(name)
+    unfit = [text for text in map(str, devices) if kind.needs not in (None, text.partition(":")[0])]
+    if unfit:
+        others = [other.name for other in KINDS.values() if other.needs is None]
+        raise RefusedError(
+            f"step kind {name} on {unfit[0]}", "it needs a CUDA device", f"use {' or '.join(others)}"
+        )
+    return kind
+
+
+def open_kind(name: str, core: "StepCore", opened: ExitStack) -> Runner:
+    """Make what runs the steps of ``core``. ``opened`` undoes at its end what this changes.
+
+    Raises ``UsageError``, and ``RefusedError`` for a kind that this device cannot run.
+    """
+    kind = check_kind(name, [core.device])
+    lack = missing(core.device.type) if kind.compiles else None
+    compiles = kind.compiles and lack is None
+    runner: Runner = Eager(core)
+    if kind.records:
+        # On a CPU nothing of it is ever imported.
+        runner = import_module("kway.step.graph").GraphedStep(core, traced=not compiles)
+    if lack is not None:
+        runner.notices.append(f"the model is not compiled: {lack}")
+    if compiles:
+        from kway.step.compiled import compiling
+
+        runner = opened.enter_context(compiling(core, runner))
+    return runner

@@ -1,0 +1,65 @@
+"""Compiled steps: they compute what eager ones do, and leave the model as it was."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.devices.compilers import missing
+
+pytestmark = pytest.mark.skipif(missing("cpu") is not None, reason=f"torch.compile: {missing('cpu')}")
+
+G = torch.Generator().manual_seed(0)
+X, Y = torch.randn(11, 3, generator=G), torch.arange(11) % 2
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+class Net(nn.Module):
+    """Says at each call how it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+        self.how = {True: set(), False: set()}
+
+    def forward(self, x):
+        self.how[self.training].add(torch.compiler.is_compiling())
+        return self.layers(x)
+
+
+def job(model=Net, **more):
+    more = {"data": (X, Y), "validation": (X, Y), "batch_size": 4, "precision": "fp64", **more}
+    return kway.Job(model, nn.CrossEntropyLoss(), SGD, **more)
+
+
+def test_training_is_compiled_evaluation_is_not_and_nothing_stays():
+    eager = kway.train(job(), devices="cpu:1", epochs=2)
+    # 11 samples by 4: the last batch has a shape of its own.
+    run = kway.train(job(), devices="cpu:1", epochs=2, step_kind="compiled")
+    assert (run.record.step_kind, run.plan.step_kind) == ("compiled", "compiled")
+    assert run.model.how == {True: {True}, False: {False}}
+    for name, value in eager.model.state_dict().items():
+        torch.testing.assert_close(run.model.state_dict()[name], value, rtol=0, atol=1e-12)
+    assert list(run.model.state_dict()) == list(Net().state_dict())
+    assert type(run.model) is Net
+    assert run.model._compiled_call_impl is None
+    assert "forward" not in vars(run.model.layers[1])
+
+
+def test_several_devices_keep_bits_with_a_compiled_model(ranks):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 2))
+    proof = kway.prove(
+        job(model, batch_size=8, precision="fp32"),
+        devices="1,2",
+        exactness="bits",
+        shards=2,
+        steps=2,
+        step_kind="compiled",
+        ranks=ranks,
+        echo=False,
+    )
+    assert proof.verdict == "pass", str(proof)
+    assert [(row["equal"], row["step_kind"]) for row in proof.candidates] == [("bits", "compiled")] * 2
+    assert proof.certificate["holds_within"]["step_kind"] == "compiled"
