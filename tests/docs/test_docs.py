@@ -25,7 +25,7 @@ from kway.data import sources
 from kway.data.parts import take_apart
 from kway.data.share import outline
 from kway.devices.topology import discover
-from kway.jobs.proving import draw
+from kway.jobs.proving import STEPS, draw
 from kway.records import Cluster, Plan, Proof, Training
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -299,7 +299,7 @@ def test_shares_that_a_proof_shows_are_those_that_it_would_cut():
             parts = take_apart(data, batch_size=args.batch_size, seed=0, shuffle=True)
             sizes = [int(size) for size, _ in rows]
             shards = args.shards if args.exactness == "bits" else None
-            last = draw(parts, args.steps, shards or max(sizes))[-1][1]
+            last = draw(parts, args.steps or STEPS, shards or max(sizes))[-1][1]
             for size, (_, said) in zip(sizes, rows, strict=True):
                 cuts = [outline(last, 0, 0, rank, size, None, shards).indices for rank in range(size)]
                 assert "+".join(str(len(cut)) for cut in cuts) == said, f"{path.name}: {shown}"
