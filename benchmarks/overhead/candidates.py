@@ -1,7 +1,8 @@
-"""The work that is timed, written by hand and with kway: one epoch of LeNet on arrays in memory."""
+"""The work that is timed, written by hand and with kway: one epoch on arrays in memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,11 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import kway
+from kway.zoo import get
 
-SAMPLES = 4_096
-BATCH = 256
-STEPS = SAMPLES // BATCH
-LEARNING_RATE = 0.1
 MOMENTUM = 0.9
 
 Epoch = Callable[[int], Tensor]
@@ -30,34 +28,81 @@ def lenet() -> nn.Module:
     )  # fmt: skip
 
 
-def arrays() -> tuple[Tensor, Tensor]:
-    """Make images (SAMPLES, 1, 28, 28) in [0, 1], a noisy pattern a class, and their labels.
+def resnet18() -> nn.Module:
+    """Make the ResNet-18 of kway's examples, for images of shape (n, 1, 28, 28)."""
+    return get("resnet18")((1, 28, 28), 10)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One epoch: a network, how many samples (a multiple of ``batch``) in global batches of ``batch``.
+
+    ``warm_up`` rounds are not counted, ``rounds`` is the fewest that are; a candidate whose last loss is not
+    below ``learnt`` has not done the work. ``exactness``: kway's level.
+    """
+
+    model: Callable[[], nn.Module]
+    samples: int
+    batch: int = 256
+    learning_rate: float = 0.1
+    warm_up: int = 3
+    rounds: int = 15
+    learnt: float = 1.5
+    exactness: str = "math"
+
+    @property
+    def steps(self) -> int:
+        """Steps in a round."""
+        return self.samples // self.batch
+
+
+WORKS = {
+    "lenet": Work(lenet, 4_096),
+    # As many samples as Fashion-MNIST has in whole batches: the two sides cut a partial one differently.
+    "lenet-epoch": Work(lenet, 234 * 256, warm_up=1, rounds=5, exactness="loose"),
+    # Ten counted rounds of 6 steps. Batch statistics are each rank's on both sides.
+    "resnet18": Work(
+        resnet18,
+        6 * 16,
+        batch=16,
+        learning_rate=0.02,
+        warm_up=1,
+        rounds=10,
+        learnt=2.0,
+        exactness="loose",
+    ),
+    "tiny": Work(lenet, 512, batch=32, warm_up=1, rounds=5, learnt=3.0),
+}
+
+
+def arrays(work: Work) -> tuple[Tensor, Tensor]:
+    """Make images (samples, 1, 28, 28) in [0, 1], a noisy pattern a class, and their labels.
 
     One label in ten is wrong, so that the loss does not sink to where denormal numbers change the timing.
     """
     generator = torch.Generator().manual_seed(0)
     patterns = torch.rand(10, 1, 28, 28, generator=generator)
-    labels = torch.randint(10, (SAMPLES,), generator=generator)
-    noise = torch.rand(SAMPLES, 1, 28, 28, generator=generator)
+    labels = torch.randint(10, (work.samples,), generator=generator)
+    noise = torch.rand(work.samples, 1, 28, 28, generator=generator)
     images = 0.8 * patterns[labels] + 0.2 * noise
-    wrong = torch.rand(SAMPLES, generator=generator) < 0.1
-    return images, torch.where(wrong, torch.randint(10, (SAMPLES,), generator=generator), labels)
+    wrong = torch.rand(work.samples, generator=generator) < 0.1
+    return images, torch.where(wrong, torch.randint(10, (work.samples,), generator=generator), labels)
 
 
-def by_hand(images: Tensor, labels: Tensor, rank: int, size: int) -> Epoch:
+def by_hand(work: Work, images: Tensor, labels: Tensor, rank: int, size: int) -> Epoch:
     """The loop that a careful engineer writes: resident tensors, a permutation, DDP for several ranks."""
     torch.manual_seed(0)
-    model: nn.Module = lenet()
+    model: nn.Module = work.model()
     if size > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), lr=work.learning_rate, momentum=MOMENTUM)
     criterion = nn.CrossEntropyLoss()
-    share = BATCH // size
+    share = work.batch // size
 
     def epoch(number: int) -> Tensor:
-        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(number))
+        order = torch.randperm(work.samples, generator=torch.Generator().manual_seed(number))
         loss = torch.zeros(())
-        for start in range(rank * share, SAMPLES, BATCH):
+        for start in range(rank * share, work.samples, work.batch):
             chosen = order[start : start + share]
             loss = criterion(model(images[chosen]), labels[chosen])
             optimizer.zero_grad(set_to_none=True)
@@ -69,17 +114,17 @@ def by_hand(images: Tensor, labels: Tensor, rank: int, size: int) -> Epoch:
 
 
 @contextmanager
-def with_kway(images: Tensor, labels: Tensor) -> Iterator[Epoch]:
+def with_kway(work: Work, images: Tensor, labels: Tensor) -> Iterator[Epoch]:
     """The same work through the public API, in the ranks that are there."""
     job = kway.Job(
-        model=lenet,
+        model=work.model,
         loss=nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=MOMENTUM),
+        optimizer=partial(torch.optim.SGD, lr=work.learning_rate, momentum=MOMENTUM),
         data=(images, labels),
-        batch_size=BATCH,
+        batch_size=work.batch,
         seed=0,
     )
-    with kway.parallel(job) as p:
+    with kway.parallel(job, exactness=work.exactness) as p:
 
         def epoch(number: int) -> Tensor:
             loss = torch.zeros(())

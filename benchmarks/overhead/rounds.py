@@ -13,20 +13,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from candidates import STEPS, Epoch, arrays, barrier, by_hand, slowest, with_kway
+from candidates import WORKS, Epoch, Work, arrays, barrier, by_hand, slowest, with_kway
 from spread import block_spread, quartile_spread
 
-WARM_UP_ROUNDS = 3
-MIN_ROUNDS = 15
-LEARNT = 1.5
 
-
-def timed(epoch: Epoch, number: int) -> tuple[float, float]:
-    """Run one epoch. Return the seconds for a step on the slowest rank, and the last batch's loss."""
+def timed(epoch: Epoch, number: int, steps: int) -> tuple[float, float]:
+    """Run one epoch of so many steps. Return the seconds for a step on the slowest rank, and the last batch's loss."""
     barrier()
     begin = time.perf_counter()
     loss = epoch(number)
-    return slowest(time.perf_counter() - begin) / STEPS, float(loss)
+    return slowest(time.perf_counter() - begin) / steps, float(loss)
 
 
 def ratios(times: dict[str, list[float]]) -> list[float]:
@@ -34,7 +30,9 @@ def ratios(times: dict[str, list[float]]) -> list[float]:
     return [own / hand for own, hand in zip(times["kway"], times["by hand"], strict=True)]
 
 
-def measure(candidates: dict[str, Epoch], max_spread: float, max_seconds: float) -> dict[str, Any]:
+def measure(
+    work: Work, candidates: dict[str, Epoch], max_spread: float, max_seconds: float
+) -> dict[str, Any]:
     """Repeat rounds, each candidate once a round and first in every other, until the times have settled."""
     names = list(candidates)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -44,21 +42,21 @@ def measure(candidates: dict[str, Epoch], max_spread: float, max_seconds: float)
     settled = False
     while not settled:
         for name in names if done % 2 else reversed(names):
-            seconds, losses[name] = timed(candidates[name], done)
-            if done >= WARM_UP_ROUNDS:
+            seconds, losses[name] = timed(candidates[name], done, work.steps)
+            if done >= work.warm_up:
                 times[name].append(seconds)
         done += 1
-        settled = done - WARM_UP_ROUNDS >= MIN_ROUNDS and block_spread(ratios(times)) <= max_spread
+        settled = done - work.warm_up >= work.rounds and block_spread(ratios(times)) <= max_spread
         # Every rank must leave in the same round: the slowest clock decides.
-        if slowest(time.perf_counter() - begin) > max_seconds and done > WARM_UP_ROUNDS + 5:
+        if slowest(time.perf_counter() - begin) > max_seconds and done > work.warm_up + 5:
             break
     for name, loss in losses.items():
         # A candidate that does not learn has not done the work that its time is for.
-        if not loss < LEARNT:
-            raise RuntimeError(f"{name} ended at a loss of {loss:.3f}, not below {LEARNT}")
+        if not loss < work.learnt:
+            raise RuntimeError(f"{name} ended at a loss of {loss:.3f}, not below {work.learnt}")
     return {
-        "rounds": done - WARM_UP_ROUNDS,
-        "steps_per_round": STEPS,
+        "rounds": done - work.warm_up,
+        "steps_per_round": work.steps,
         "settled": settled,
         "ratio": median(ratios(times)),
         "ratio_spread": block_spread(ratios(times)),
@@ -79,6 +77,7 @@ def main() -> None:
     """Measure and let rank 0 write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--work", choices=WORKS, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--max-spread", type=float, required=True)
@@ -87,12 +86,13 @@ def main() -> None:
     if options.ranks > 1:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
-    images, labels = arrays()
-    with with_kway(images, labels) as kway_epoch:
+    work = WORKS[options.work]
+    images, labels = arrays(work)
+    with with_kway(work, images, labels) as kway_epoch:
         # After kway has opened, so that both sides have the same number whatever it chose.
         torch.set_num_threads(options.threads)
-        candidates = {"by hand": by_hand(images, labels, rank, options.ranks), "kway": kway_epoch}
-        result = measure(candidates, options.max_spread, options.max_seconds)
+        hand = by_hand(work, images, labels, rank, options.ranks)
+        result = measure(work, {"by hand": hand, "kway": kway_epoch}, options.max_spread, options.max_seconds)
     if rank == 0:
         options.file.write_text(json.dumps(result))
     if dist.is_initialized():

@@ -3,22 +3,16 @@
 import argparse
 import datetime
 import json
-import os
 import platform
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from cases import measure, usable_cores
 
 HERE = Path(__file__).resolve().parent
 CASES = {"single": 1, "data=2": 2}
 BAR = 1.05
-
-
-def usable_cores() -> int:
-    """Count the processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
@@ -36,31 +30,6 @@ def versions() -> dict[str, str]:
     import kway
 
     return {"kway": kway.__version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def measure(ranks: int, threads: int, max_spread: float, max_seconds: float) -> dict[str, Any]:
-    """Run one case in processes of its own and return what it wrote."""
-    start = [sys.executable]
-    if ranks > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    # Set for both candidates alike, before torch reads it.
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rounds.json"
-        options = [
-            "--threads",
-            threads,
-            "--ranks",
-            ranks,
-            "--max-spread",
-            max_spread,
-            "--max-seconds",
-            max_seconds,
-        ]
-        command = [*start, HERE / "rounds.py", file, *options]
-        subprocess.run([str(part) for part in command], env=environment, check=True)
-        result: dict[str, Any] = json.loads(file.read_text())
-    return {"ranks": ranks, "threads_a_rank": threads, **result}
 
 
 def main() -> int:
@@ -81,7 +50,7 @@ def main() -> int:
     for name in options.case or CASES:
         ranks = CASES[name]
         threads = max(1, cores // ranks)
-        case = measure(ranks, threads, options.max_spread, options.max_seconds)
+        case = measure("lenet", ranks, threads, options.max_spread, options.max_seconds)
         hand, own = case["candidates"]["by hand"], case["candidates"]["kway"]
         cases[name] = case
         print(

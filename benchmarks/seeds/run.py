@@ -8,44 +8,32 @@ or from several with ``--merge``.
 import argparse
 import datetime
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from summary import summarise
 
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE.parents[1] / "src"
-GRACE_S = 5.0
+sys.path.insert(0, str(HERE.parent))
 
-
-@dataclass(frozen=True)
-class Part:
-    """One process: its name, command without the interpreter, and time limit in seconds."""
-
-    name: str
-    command: list[str]
-    limit: float
-    launcher: tuple[str, ...] = ()
+from parts import GRACE_S, Part, run, visible_gpus  # noqa: E402
+from summary import summarise  # noqa: E402
 
 
 def parts(options: argparse.Namespace, k: int) -> list[Part]:
     """List what to measure on k devices, what matters most first."""
     kway = str(HERE / "kway_part.py")
+
+    def own(name: str, command: list[str], limit: float) -> Part:
+        return Part(name, [kway, *command], limit, timed=True)
+
     shared = ["--k", str(k), *(["--cpu"] if options.cpu else ["--data", str(options.data)])]
     epochs = ["--epochs", "2"] if options.cpu else ["--epochs", "10"]
-    resnet = [kway, "train", "--model", "resnet18", "--precision", "fp32" if options.cpu else "tf32"]
+    resnet = ["train", "--model", "resnet18", "--precision", "fp32" if options.cpu else "tf32"]
     chosen = [
-        Part("machine", [kway, "machine"], 60),
-        Part("lenet", [kway, "train", "--model", "lenet", *epochs, *shared], 120),
-        Part("resnet18", [*resnet, *epochs, *shared], 150),
-        Part("proofs", [kway, "prove", *(["--models", "lenet"] if options.cpu else []), *shared], 270),
+        own("machine", ["machine"], 60),
+        own("lenet", ["train", "--model", "lenet", *epochs, *shared], 120),
+        own("resnet18", [*resnet, *epochs, *shared], 150),
+        own("proofs", ["prove", *(["--models", "lenet"] if options.cpu else []), *shared], 270),
     ]
     if options.yardstick is not None and not options.cpu:
         file = [str(HERE / "yardstick_part.py"), str(options.yardstick / "anchors.py")]
@@ -54,94 +42,18 @@ def parts(options: argparse.Namespace, k: int) -> list[Part]:
             Part("yardstick-ddp", [*file, "peers"], 90, torchrun),
             Part("yardstick-seeds", [*file, "seeds", "--k", str(k)], 90),
         ]
-    exact = [kway, "train", "--model", "lenet", "--level", "bits", "--epochs", "2", *shared]
-    chosen.append(Part("lenet-bits", exact, 90))
+    exact = ["train", "--model", "lenet", "--level", "bits", "--epochs", "2", *shared]
+    chosen.append(own("lenet-bits", exact, 90))
     if k > 1:
-        chosen.append(Part("resnet18-loose", [*resnet, *epochs, "--level", "loose", *shared], 150))
+        chosen.append(own("resnet18-loose", [*resnet, *epochs, "--level", "loose", *shared], 150))
     wanted = options.parts.split(",") if options.parts else [part.name for part in chosen]
     return [part for part in chosen if part.name in wanted]
-
-
-def run(part: Part, k: int, options: argparse.Namespace, limit: float) -> list[dict[str, Any]]:
-    """Run one part; append each of its rows, and one that says how it ended, to the file. Return the rows."""
-    rows: list[dict[str, Any]] = []
-    begun, since = time.monotonic(), time.time()
-    command = [sys.executable, *part.launcher, *part.command]
-    if part.command[0].endswith("kway_part.py"):
-        command += ["--since", repr(since)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SOURCES), os.environ.get("PYTHONPATH", "")]),
-    }
-    if options.data is not None:
-        environment["FASHION_MNIST"] = str(options.data / "fashion-mnist")
-    log = rows_file(options).with_suffix(f".{part.name}-{k}.log")
-
-    def keep(row: dict[str, Any]) -> None:
-        row = {"k": k, "part": part.name, **row}
-        rows.append(row)
-        with rows_file(options).open("a") as out:
-            out.write(json.dumps(row) + "\n")
-
-    with log.open("wb") as errors, subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, env=environment, start_new_session=True
-    ) as process:  # fmt: skip
-        # A group of its own, so that what runs out of time ends with its ranks and loader workers.
-        stop = threading.Timer(limit, end, [process])
-        stop.start()
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                row = row_of(line)
-                if row is not None:
-                    keep(row)
-            code = process.wait()
-        finally:
-            stop.cancel()
-            end(process)
-    seconds = time.monotonic() - begun
-    timed_out = code != 0 and seconds >= limit
-    ended: dict[str, Any] = {"kind": "end", "exit_code": code, "seconds": seconds, "timed_out": timed_out}
-    if code != 0:
-        ended["last_words"] = log.read_text(errors="replace")[-1500:]
-    keep(ended)
-    print(f"k={k} {part.name}: {len(rows) - 1} rows in {seconds:.1f} s, exit code {code}", flush=True)
-    return rows
-
-
-def row_of(line: bytes) -> dict[str, Any] | None:
-    """Read one line of a part's output; what is no JSON object is not a row."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """End the group of a process: asked first, then killed."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except (ProcessLookupError, PermissionError):
-            return
-        deadline = time.monotonic() + GRACE_S
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
 
 
 def rows_file(options: argparse.Namespace) -> Path:
     """Return where the rows go."""
     out: Path = options.out
     return out.with_suffix(".rows.jsonl")
-
-
-def visible_gpus() -> int:
-    """Count the GPUs, without torch in this process."""
-    sys.path.insert(0, str(SOURCES))
-    from kway.devices.topology import discover
-
-    return len(discover().gpus)
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -157,7 +69,7 @@ def measure(options: argparse.Namespace) -> None:
             if left < GRACE_S:
                 print(f"k={k} {part.name} left out: no time", flush=True)
                 continue
-            run(part, k, options, min(part.limit, left))
+            run(part, k, rows_file(options), min(part.limit, left), options.data)
 
 
 def main() -> int:

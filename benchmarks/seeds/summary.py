@@ -1,14 +1,19 @@
 """From rows to a result, a table and a verdict: no measuring here, so any run can be judged again."""
 
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from parts import Row, columns
 
 LENET_ACCURACY = 0.80
 LENET_SPREAD = 0.02
 FIRST_LOSS_SPREAD = 1e-3
 RESNET_ACCURACY = 0.90
 
-Row = dict[str, Any]
 Check = dict[str, Any]
 
 
@@ -116,7 +121,7 @@ def _times(trained: dict[tuple[str, int], Row], others: dict[tuple[str, int], Ro
     for what in dict.fromkeys(what for what, _ in others):
         if any("s_epoch" in others[key] for key in others if key[0] == what):
             lines.append([what, *(_seconds(others.get((what, k)), "s_epoch") for k in counts)])
-    return _columns(lines)
+    return columns(lines)
 
 
 def _seconds(row: Row | None, key: str, spread: float | None = None) -> str:
@@ -138,7 +143,7 @@ def _accuracies(trained: dict[tuple[str, int], Row]) -> str:
                 ", ".join(f"{size / 2**20:.0f}" for size in row["peak_memory_bytes"]),
             ]
         )
-    return _columns(lines)
+    return columns(lines)
 
 
 def _verdicts(checks: list[Check]) -> str:
@@ -151,12 +156,4 @@ def _verdicts(checks: list[Check]) -> str:
         ]
         for check in checks
     ]
-    return _columns(lines) if lines else "nothing to judge"
-
-
-def _columns(lines: list[list[str]]) -> str:
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return columns(lines) if lines else "nothing to judge"

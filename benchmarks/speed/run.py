@@ -1,0 +1,112 @@
+"""kway beside the yardstick on one machine: the parts that are asked for, then one result from all rows.
+
+Every part is a process of its own with a time limit; its rows go to ``--out`` with ``.rows.jsonl`` for the suffix
+as they come. What has not settled is measured again while the time allows. Where one command may not last as
+long as all of it takes, give several with ``--gpus`` and ``--parts`` and join them with ``--merge``.
+"""
+
+import argparse
+import datetime
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent))
+
+from parts import GRACE_S, Part, Row, run, visible_gpus  # noqa: E402
+from plan import KINDS, again, cpu_parts, gpu_parts, smoke_parts  # noqa: E402
+from result import summarise  # noqa: E402
+
+TRIES = 3
+
+
+def parts_of(options: argparse.Namespace, k: int) -> list[Part]:
+    """List the wanted parts on k devices. The machine is always said."""
+    if options.smoke:
+        found = smoke_parts(k)
+    elif options.cpu:
+        found = cpu_parts(k, options.data, options.max_seconds)
+    else:
+        found = gpu_parts(k, options.data, options.yardstick, options.kinds.split(","))
+    wanted = options.parts.split(",") if options.parts else [part.name for part in found]
+    return [part for part in found if part.name in wanted or part.name.startswith("machine")]
+
+
+def measure(options: argparse.Namespace, file: Path) -> None:
+    """Run the parts for every k that there are devices for; what has not settled again, until the time is over."""
+    deadline = time.monotonic() + options.seconds
+    available = 2 if options.cpu or options.smoke else visible_gpus()
+    done: list[tuple[Part, int, list[Row]]] = []
+
+    def take(part: Part, k: int) -> list[Row]:
+        left = deadline - time.monotonic()
+        if left < GRACE_S:
+            print(f"k={k} {part.name} left out: no time", flush=True)
+            return []
+        return run(part, k, file, min(part.limit, left), options.data)
+
+    for k in [int(text) for text in options.gpus.split(",")]:
+        if k > available:
+            print(f"k={k} left out: {available} devices", flush=True)
+            continue
+        for part in parts_of(options, k):
+            print(f"k={k} {part.name} begins, {deadline - time.monotonic():.0f} s left", flush=True)
+            done.append((part, k, take(part, k)))
+    if options.cpu or options.smoke:
+        return  # these repeat their rounds themselves
+    for number in range(1, TRIES):
+        for part, k, rows in done:
+            more = again(part, k, rows, options.data)
+            # One that took too long for what is left would be cut short.
+            if more is None or rows[-1].get("seconds", 0.0) > deadline - time.monotonic():
+                continue
+            print(f"k={k} {part.name} has not settled: try {number + 1}", flush=True)
+            rows.extend(take(more, k))
+
+
+def main() -> int:
+    """Measure, then summarise. Exit code 1 where a bar is missed, a figure has not settled or a part failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="root of the data sets, with fashion-mnist/ in it")
+    parser.add_argument("--yardstick", type=Path, help="folder of anchors.py, floor.py and graph.py")
+    parser.add_argument("--out", type=Path, default=HERE / "result.json", metavar="FILE")
+    parser.add_argument("--gpus", default="1,2,4", help="numbers of GPUs, or of CPU ranks (default 1,2,4)")
+    parser.add_argument("--parts", help="only these, with commas between")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kway's step kinds, with commas between")
+    parser.add_argument("--seconds", type=float, default=3600, help="end by this time (default 3600)")
+    parser.add_argument(
+        "--max-seconds", type=float, default=300, help="of a comparison on the CPU (default 300)"
+    )
+    parser.add_argument("--cpu", action="store_true", help="the comparisons on two cores")
+    parser.add_argument("--smoke", action="store_true", help="tiny, on CPU ranks; judges no bar")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="ROWS", help="measure nothing: summarise these"
+    )
+    options = parser.parse_args()
+    # Told to end, it ends the part that runs and its ranks, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    needs_files = not (options.cpu or options.smoke or options.merge)
+    if needs_files and (options.data is None or options.yardstick is None):
+        parser.error("--data and --yardstick are needed")
+    for name in ("data", "yardstick"):
+        folder = getattr(options, name)
+        setattr(options, name, None if folder is None else folder.resolve())
+    file = options.out.with_suffix(".rows.jsonl")
+    if not options.merge:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        measure(options, file)
+    files = options.merge or [file]
+    rows = [json.loads(line) for each in files for line in each.read_text().splitlines()]
+    result, table, ok = summarise(rows, judge=not options.smoke)
+    result = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **result}
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(table)
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
