@@ -100,6 +100,9 @@ def main() -> int:
         file.parent.mkdir(parents=True, exist_ok=True)
         measure(options, file)
     files = options.merge or [file]
+    missing = [str(each) for each in files if not each.exists()]
+    if missing:
+        parser.error(f"{', '.join(missing)}: no rows, nothing was measured")
     rows = [json.loads(line) for each in files for line in each.read_text().splitlines()]
     result, table, ok = summarise(rows, judge=not options.smoke)
     result = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **result}

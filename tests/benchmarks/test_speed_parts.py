@@ -1,5 +1,6 @@
 import io
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -140,3 +141,67 @@ def test_rows_of_a_part_are_kept_with_where_they_come_from(module_of, tmp_path):
     assert [(row["k"], row["part"], row["kind"]) for row in rows] == [(2, "name", "x"), (2, "name", "end")]
     assert (rows[1]["exit_code"], rows[1]["last_words"].strip()) == (1, "broken")
     assert [json.loads(line) for line in file.read_text().splitlines()] == rows
+
+
+ANCHORS = """
+def resnet18(): return "network"
+def LeNet(): return "network"
+"""
+GRAPH = """
+import json, os
+from anchors import LeNet, resnet18
+for name, make in (("resnet18", resnet18), ("lenet", LeNet)):
+    try:
+        make(); us = 1.5
+    except Exception as error:
+        us = -1.0; print("cr", repr(error), flush=True)
+    print(json.dumps(dict(m=name, k=1, mode="cr", us=[us])), flush=True)
+os._exit(0)
+"""
+FLOOR = """
+from anchors import resnet18
+calls = []
+def step_us(make, batch, precision, form, compiled, bench, graph):
+    assert make is resnet18 and batch == 256 and str(form).startswith("torch.")
+    if not bench: raise MemoryError("none left")
+    calls.append(precision)
+    return 2.0 if (compiled and graph) else 9.0
+"""
+
+
+@pytest.fixture
+def yardstick(tmp_path):
+    for name, text in (("anchors", ANCHORS), ("graph", GRAPH), ("floor", FLOOR)):
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def rows_of(yardstick):
+    script = Path(__file__).resolve().parents[2] / "benchmarks/speed/yardstick_part.py"
+
+    def rows(*arguments):
+        command = [sys.executable, str(script), str(yardstick), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return rows
+
+
+@pytest.mark.starts
+def test_graph_runs_for_lenet_alone(rows_of):
+    found = rows_of("graph")
+    assert [(row["m"], row["us"], row["file"]) for row in found] == [
+        ("resnet18", [-1.0], "graph"),
+        ("lenet", [1.5], "graph"),
+    ]
+
+
+@pytest.mark.starts
+def test_floor_takes_the_best_twice_more_and_goes_on_after_a_failure(rows_of):
+    found = rows_of("floor", "--precisions", "bf16")
+    # Six ways a format, of which two fail; the best twice more.
+    assert len(found) == 12 + 2
+    assert sum(str(row["us"]).startswith("MemoryError") for row in found) == 4
+    assert [row["us"] for row in found[-2:]] == [2.0, 2.0]
+    assert found[-1] == found[-2] == found[0]
