@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from bars import settled_spread
 
+from kway.errors import RefusedError
+
 WARM_UP_EPOCHS = 2
 EPOCHS = {"lenet": 16, "resnet18": 6}
 LEARNING_RATES = {"lenet": 0.2, "resnet18": 0.1}
@@ -148,7 +150,7 @@ def _first(data: Any, count: int) -> Any:
 
 
 def main() -> int:
-    """Measure every way; one that fails takes no other with it. Exit code 1 where one did."""
+    """Measure every way; one that fails takes no other with it. Exit code 1 where one did; refusals are said."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ways", nargs="+", type=way_of, metavar="WAY")
     parser.add_argument("--k", type=int, default=1)
@@ -164,7 +166,7 @@ def main() -> int:
         begun = time.monotonic()
         try:
             say(**measure(way, options, source))
-        except LookupError as error:
+        except (LookupError, RefusedError) as error:
             say(kind="left out", way=str(way), reason=str(error))
             print(f"{way}: left out: {error}", file=sys.stderr, flush=True)
         except Exception as error:

@@ -31,7 +31,7 @@ WAYS = {
         "resnet18:bf16:loose:eager:contiguous",
     ),
 }
-SMOKE_WAYS = ("lenet:fp32:loose:eager:channels_last", "lenet:fp32:loose:graph:contiguous")
+SMOKE_WAYS = ("lenet:fp32:loose:eager:channels_last", "lenet:fp32:math:eager:contiguous")
 CPU_CASES = {"cpu-lenet": "lenet-epoch", "cpu-resnet18": "resnet18"}
 
 
