@@ -1,6 +1,7 @@
 """Compiled steps: they compute what eager ones do, and leave the model as it was."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import kway
 from kway.devices.compilers import missing
+from kway.step.compiled import CompiledStep
 
 pytestmark = pytest.mark.skipif(missing("cpu") is not None, reason=f"torch.compile: {missing('cpu')}")
 
@@ -46,6 +48,34 @@ def test_training_is_compiled_evaluation_is_not_and_nothing_stays():
     assert type(run.model) is Net
     assert run.model._compiled_call_impl is None
     assert "forward" not in vars(run.model.layers[1])
+
+
+def test_a_model_that_cannot_be_compiled_is_named_with_what_helps():
+    # Slow to import: not while tests are collected.
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    def fail(*_):
+        raise BackendCompilerFailed(fail, ValueError("no such loop"), None)
+
+    core = SimpleNamespace(model=nn.Linear(1, 1))
+    step = CompiledStep(core, SimpleNamespace(kind="eager", notices=[], run=fail))
+    with pytest.raises(
+        kway.KwayError, match="cannot compile the model: ValueError: no such loop; use a step kind"
+    ):
+        step.run("share", 0)
+    assert core.model._compiled_call_impl is None
+
+
+def test_what_kway_refuses_inside_the_model_is_said_as_it_is():
+    data = X[:5], Y[:5]
+    with pytest.raises(kway.RefusedError, match="of one value a channel"):
+        kway.train(
+            job(data=data, validation=None),
+            devices="cpu:1",
+            exactness="loose",
+            epochs=1,
+            step_kind="compiled",
+        )
 
 
 def test_several_devices_keep_bits_with_a_compiled_model(ranks):

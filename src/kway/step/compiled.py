@@ -52,8 +52,9 @@ class CompiledStep:
             with self._config.patch(recompile_limit=MOST_VARIANTS):
                 return self._inner.run(share, step, tally)
         except self._failed as error:
+            cause = error.inner_exception
             raise KwayError(
-                f"torch.compile cannot compile the model: {str(error).strip().splitlines()[0]}",
+                f"torch.compile cannot compile the model: {type(cause).__name__}: {cause}",
                 "",
                 "use a step kind that does not compile: eager, or graph on a GPU",
             ) from error
