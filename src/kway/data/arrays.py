@@ -1,6 +1,8 @@
 """Data that lies in memory: read a whole batch at once by indexing, without a loop over samples."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,20 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from kway.data.order import Indices
 from kway.errors import DataError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a data set in memory reads its batches from, so that it can be kept elsewhere.
+
+    ``arrays``: tensors and arrays of one row a sample, alone or in a structure. ``made`` turns rows of them, on
+    whichever device they lie, into the batch. ``chosen``: which rows are the samples, int64, below the number of
+    rows; ``None``: all of them.
+    """
+
+    arrays: Any
+    made: Callable[[Any], Any]
+    chosen: Indices | None = None
 
 
 class InMemory(Dataset[Any], ABC):
@@ -21,17 +37,21 @@ class InMemory(Dataset[Any], ABC):
     def take(self, indices: Indices) -> Any:
         """Return the batch of these samples, in this order: tensors whose first size is ``len(indices)``."""
 
+    def rows(self) -> Rows | None:
+        """Return what ``take`` reads from; ``None`` where it is not just rows of arrays."""
+        return None
+
     def __getitem__(self, index: int) -> Any:
         """Return one sample: the batch of it alone, without the first dimension."""
-        return _each(self.take(np.array([index], dtype=np.int64)), lambda leaf: leaf[0])
+        return each(self.take(np.array([index], dtype=np.int64)), lambda leaf: leaf[0])
 
 
 class Arrays(InMemory):
     """Tensors and arrays of equal length: alone, or in nested tuples, lists (read as tuples) and dicts."""
 
     def __init__(self, structure: Any) -> None:
-        self.structure = _each(structure, _checked)
-        lengths = [len(leaf) for leaf in _leaves(self.structure)]
+        self.structure = each(structure, _checked)
+        lengths = [len(leaf) for leaf in leaves(self.structure)]
         if len(set(lengths)) > 1:
             raise DataError(f"arrays of lengths {lengths}", "one length, the number of samples")
         self._length = lengths[0]
@@ -39,10 +59,14 @@ class Arrays(InMemory):
     def __len__(self) -> int:
         return self._length
 
+    def rows(self) -> Rows:
+        """Return the structure itself: its rows are the batch."""
+        return Rows(self.structure, as_they_are)
+
     def take(self, indices: Indices) -> Any:
         """Return the structure with the rows ``indices`` of every tensor, shape (len(indices), ...)."""
         rows = torch.from_numpy(indices)
-        return _each(
+        return each(
             self.structure,
             lambda leaf: (
                 leaf[rows.to(leaf.device)]
@@ -69,6 +93,19 @@ class Selection(InMemory):
     def take(self, indices: Indices) -> Any:
         """Return the batch of these positions of the selection."""
         return self.base.take(self.chosen[indices])
+
+    def rows(self) -> Rows | None:
+        """Return the rows of the other data set, of which some are chosen."""
+        base = self.base.rows()
+        if base is None:
+            return None
+        chosen = np.where(self.chosen < 0, self.chosen + len(self.base), self.chosen)
+        return replace(base, chosen=chosen if base.chosen is None else base.chosen[chosen])
+
+
+def as_they_are(rows: Any) -> Any:
+    """Return rows that are a batch already."""
+    return rows
 
 
 def in_memory(data: object) -> InMemory | None:
@@ -97,20 +134,21 @@ def _is_structure(data: object) -> bool:
     return isinstance(data, torch.Tensor | np.ndarray)
 
 
-def _each(structure: Any, function: Any) -> Any:
-    """Apply ``function`` to every array of a structure, and keep the structure."""
+def each(structure: Any, function: Any) -> Any:
+    """Apply ``function`` to every array of a structure, and keep the structure (lists become tuples)."""
     if isinstance(structure, dict):
-        return {name: _each(item, function) for name, item in structure.items()}
+        return {name: each(item, function) for name, item in structure.items()}
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(_each(item, function) for item in structure))
+        return type(structure)(*(each(item, function) for item in structure))
     if isinstance(structure, tuple | list):
-        return tuple(_each(item, function) for item in structure)
+        return tuple(each(item, function) for item in structure)
     return function(structure)
 
 
-def _leaves(structure: Any) -> list[Any]:
+def leaves(structure: Any) -> list[Any]:
+    """List the arrays of a structure, in order."""
     found: list[Any] = []
-    _each(structure, found.append)
+    each(structure, found.append)
     return found
 
 

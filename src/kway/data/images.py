@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kway.data.arrays import InMemory
+from kway.data.arrays import InMemory, Rows
 from kway.data.order import Indices
 from kway.errors import DataError
 
@@ -41,7 +41,18 @@ class Images(InMemory):
     def take(self, indices: Indices) -> Batch:
         """Return pixels, float32 from 0 to 1, shape (n, C, H, W), and labels, int64, shape (n,)."""
         rows = torch.from_numpy(indices)
-        return self.images[rows].to(torch.float32).div_(255), self.labels[rows]
+        return _scaled((self.images[rows], self.labels[rows]))
+
+    def rows(self) -> Rows:
+        """Return images and labels as they are stored: pixels become numbers when a batch is made."""
+        return Rows((self.images, self.labels), _scaled)
+
+
+def _scaled(rows: Batch) -> Batch:
+    pixels, labels = rows
+    # Divided by a tensor: by a number, CUDA multiplies with its reciprocal, which differs in the last bit.
+    whole = torch.full((), 255.0, dtype=torch.float32, device=pixels.device)
+    return pixels.to(torch.float32).div_(whole), labels
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,27 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
+from typing import TypeVar
+
+import torch
 
 from kway.data.agreement import Compare, alone, check_order, check_stream
+from kway.data.ahead import Lane, ahead
 from kway.data.fetch import Fetcher, Request
-from kway.data.order import check_batch_size
+from kway.data.order import KeyedOrder, check_batch_size
 from kway.data.parcel import Reader
 from kway.data.parts import Parts
+from kway.data.placed import Placed, place
 from kway.data.share import Outline, Share, cut, outline, reader
+from kway.data.side_stream import CudaSide
 from kway.data.stream_reader import StreamAnswer, StreamReader, StreamRequest, empty
 from kway.data.streams import StreamOrder
 from kway.data.workers import Workers
 from kway.errors import UsageError
+from kway.units import bytes_text
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
 
 __all__ = ["Loader", "Share", "cut"]
 
@@ -26,6 +36,9 @@ class Loader:
     micro-batches of the global batch instead. What a sample holds depends on
     (seed, epoch, index) only, not on ranks or on ``parts.workers``. One epoch is read at a time. ``close``
     ends the worker processes.
+
+    ``device``: where the batches are wanted. On a GPU, data in memory stays there where it fits; other batches are
+    copied there ahead of their step. ``placement`` says which, from the first epoch on. The bits are the same.
 
     ``compare`` compares a number over the ranks. It is called once an epoch of a user's sampler and once a batch
     of a stream, to see that all ranks read the same: reading these is a collective.
@@ -41,12 +54,14 @@ class Loader:
         micro_batch: int | None = None,
         shards: int | None = None,
         compare: Compare = alone,
+        device: torch.device = CPU,
     ) -> None:
         if not 0 <= rank < size:
             raise UsageError(f"rank {rank} of {size}", f"a rank from 0 to {size - 1}")
         self.parts, self.rank, self.size, self.seed = parts, rank, size, seed
         self.micro_batch = None if micro_batch is None else check_batch_size(micro_batch)
-        self.shards = shards
+        self.shards, self.device = shards, device
+        self.placement = "read by the host"
         self._compare = compare
         # Not a method: it travels to the worker that reads a stream, and the loader must not.
         self._outline = partial(
@@ -55,6 +70,8 @@ class Loader:
         self._workers: Workers | None = None
         self._stream: StreamReader | None = None
         self._turn = 0
+        self._placed: Placed | None = None
+        self._lane: Lane | None = None
 
     def steps(self, epoch: int) -> int | None:
         """Return the number of global batches in an epoch, the same on every rank; ``None``: not known before."""
@@ -68,17 +85,37 @@ class Loader:
         """
         self._turn += 1
         order = self.parts.order
+        self._choose()
+        if self._placed is not None:
+            return self._guarded(self._placed.epoch(epoch, start), self._turn)
         if isinstance(order, StreamOrder):
             return self._guarded(self._streamed(order, epoch, start, self._turn), self._turn)
         return self._guarded(self._indexed(epoch, start), self._turn)
 
     def close(self) -> None:
-        """End the worker processes, if there are any. The loader can be used again: they start anew."""
+        """End the worker processes, if there are any, and free the device. The loader can be used again: all of it
+        begins anew.
+        """
         self._turn += 1
-        self._stream = None
+        self._stream = self._placed = self._lane = None
         if self._workers is not None:
             self._workers.close()
             self._workers = None
+
+    def _choose(self) -> None:
+        """Decide how batches reach the device, once: free memory changes as soon as training begins."""
+        if self.device.type != "cuda" or self._placed is not None or self._lane is not None:
+            return
+        free, _ = torch.cuda.mem_get_info(self.device)
+        self._placed = place(self.parts, self.device, self._outline, free)
+        if self._placed is not None:
+            self.placement = f"the data ({bytes_text(self._placed.bytes)}) stays on {self.device}"
+        else:
+            self._lane = Lane(CudaSide(self.device))
+            self.placement = f"batches are copied to {self.device} ahead of their step"
+
+    def _ahead(self, items: Iterator[T]) -> Iterator[T]:
+        return items if self._lane is None else ahead(items, self._lane)
 
     def _guarded(self, shares: Iterator[Share], turn: int) -> Iterator[Share]:
         """Pass shares on, until another epoch was begun: worker processes answer for one epoch at a time."""
@@ -99,8 +136,14 @@ class Loader:
             check_order(self._compare, digest, type(getattr(order, "sampler", order)).__name__, epoch)
         steps = order.steps(epoch)
         assert steps is not None
-        outlines = (self._outline(order.batch(epoch, step), epoch, step) for step in range(start, steps))
-        yield from self._read(outlines) if self.parts.workers == 0 else self._read_with_workers(outlines)
+        batches = (
+            order.batches(epoch, start)
+            if isinstance(order, KeyedOrder)
+            else (order.batch(epoch, step) for step in range(start, steps))
+        )
+        outlines = (self._outline(batch, epoch, step) for step, batch in enumerate(batches, start))
+        read = self._read if self.parts.workers == 0 else self._read_with_workers
+        yield from self._ahead(read(outlines))
 
     def _read(self, outlines: Iterator[Outline]) -> Iterator[Share]:
         read = reader(self.parts, self.seed)
@@ -125,7 +168,8 @@ class Loader:
 
     def _streamed(self, order: StreamOrder, epoch: int, start: int, turn: int) -> Iterator[Share]:
         name = type(self.parts.dataset).__name__
-        for step, answer in enumerate(self._answers(epoch, start, turn), start):
+        # What ranks compare, they compare when its step comes, however far ahead each has read.
+        for step, answer in enumerate(self._ahead(_to_the_end(self._answers(epoch, start, turn))), start):
             check_stream(self._compare, answer.digest, name, epoch, step)
             if answer.share is None:
                 if step == 0:
@@ -140,3 +184,11 @@ class Loader:
         if self.parts.workers:
             return self._opened(self._stream).read(requests)
         return map(self._stream.fetch, requests)
+
+
+def _to_the_end(answers: Iterator[StreamAnswer]) -> Iterator[StreamAnswer]:
+    """Pass answers on, up to the first that says that the stream has ended."""
+    for answer in answers:
+        yield answer
+        if answer.share is None:
+            return

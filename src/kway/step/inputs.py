@@ -1,11 +1,11 @@
 """How a batch reaches the model and the loss."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 
+from kway.data.structure import mapped
 from kway.errors import UsageError
 from kway.step.precision import widened
 
@@ -18,27 +18,12 @@ def move(value: Any, device: torch.device, floating: torch.dtype | None = None) 
     ``floating``: the dtype that real floating-point tensors get, and complex ones as wide; ``None`` leaves
     them as they are.
     """
-    if isinstance(value, torch.Tensor):
-        dtype = value.dtype if floating is None else widened(value.dtype, floating)
-        return value.to(device=device, dtype=dtype, non_blocking=value.is_pinned())
-    if isinstance(value, Mapping):
-        moved = {key: move(item, device, floating) for key, item in value.items()}
-        return moved if type(value) is dict else _rebuilt(value, moved)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(move(item, device, floating) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(move(item, device, floating) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        changed = {f.name: move(getattr(value, f.name), device, floating) for f in fields(value) if f.init}
-        return replace(value, **changed)
-    return value
 
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        dtype = tensor.dtype if floating is None else widened(tensor.dtype, floating)
+        return tensor.to(device=device, dtype=dtype, non_blocking=tensor.is_pinned())
 
-def _rebuilt(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    try:
-        return type(value)(items)  # type: ignore[call-arg]
-    except TypeError:
-        return items
+    return mapped(value, moved)
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -137,6 +137,7 @@ class Engine:
             micro_batch=self.job.micro_batch,
             shards=self._level.shards(self.part.shards),
             compare=self._compare,
+            device=self.device,
         )
 
     def _compare(self, number: int) -> list[int]:

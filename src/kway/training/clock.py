@@ -9,11 +9,14 @@ from typing import TypeVar
 import torch
 
 from kway.launch.status import STEP, Status
+from kway.training.idle import idle_of
 from kway.training.straggler import OwnWork, Work
 
 T = TypeVar("T")
 WINDOW = 10
 WARM_UP = 3
+# Seconds that a window lasts at least on a GPU, which is waited for at its ends: that costs more than a fast step.
+LASTS = 0.25
 
 
 class StepClock:
@@ -29,7 +32,8 @@ class StepClock:
         self.status = Status() if status is None else status
         self.own = OwnWork(self.status)
         self.windows: list[float] = []
-        self.input_wait_s = 0.0
+        self._idle = idle_of(device)
+        self._lasts = LASTS if device.type == "cuda" else 0.0
         self._to_skip, self._steps, self._elapsed = WARM_UP, 0, 0.0
         self._since: float | None = None
 
@@ -59,24 +63,29 @@ class StepClock:
                 self.resume()
             return
         self._steps += 1
-        if self._steps == WINDOW:
+        if self._steps >= WINDOW and self._so_far() >= self._lasts:
             self.pause()
-            self.windows.append(self._elapsed / WINDOW)
+            self.windows.append(self._elapsed / self._steps)
             self._steps, self._elapsed = 0, 0.0
             self.resume()
 
+    def _so_far(self) -> float:
+        """Return how long the open window is by the host's time, which may run ahead of the device's."""
+        return self._elapsed + (time.perf_counter() - self._since if self._since is not None else 0.0)
+
     def waited(self, items: Iterable[T], steps: int = 0) -> Iterator[T]:
-        """Pass items on, adding up the time that each took to come. ``steps``: those taken before the first."""
+        """Pass items on, adding up the time that the device waited. ``steps``: those taken before the first."""
         source = iter(items)
         for step in count(steps + 1):
             self.status.at("input", step)
             self.own.begin()
+            self._idle.wait_begins()
             start = time.perf_counter()
             try:
                 item = next(source)
             except StopIteration:
                 return
-            self.input_wait_s += time.perf_counter() - start
+            self._idle.wait_ends(time.perf_counter() - start)
             self.status.at(STEP)
             yield item
 
@@ -86,5 +95,15 @@ class StepClock:
 
     @property
     def step_s(self) -> float | None:
-        """The median over windows of the time of one step, in seconds; ``None`` without a whole window."""
-        return median(self.windows) if self.windows else None
+        """The median over windows of the time of one step, in seconds; ``None`` after too few steps.
+
+        A run too short for one window of fast steps is a window itself, once the clock is paused.
+        """
+        if self.windows:
+            return median(self.windows)
+        return self._elapsed / self._steps if self._steps >= WINDOW and self._since is None else None
+
+    @property
+    def input_wait_s(self) -> float:
+        """How long the device waited for batches, in seconds: on a GPU, only while it had nothing else to do."""
+        return self._idle.seconds()
