@@ -154,6 +154,7 @@ class Training(Record):
     ``holds_within`` says, at level bits, within what the bits hold. ``measured_step_s`` is the median over
     windows of at least 10 steps after warm-up, of wall time by step, synchronised at the ends of the window,
     input wait included, evaluation and saving excluded; ``None`` where the run was too short for one window.
+    ``input_wait_s``: how long rank 0's device waited for batches; of a GPU, only the time without other work.
     ``peak_memory_bytes`` has one entry a rank. ``epochs`` holds ``epoch``, ``steps``, ``samples``,
     ``train_loss``, ``seconds`` (training only), ``samples_per_s``, ``lr``, one entry ``train_NAME`` a metric
     and, where there is validation data, ``validation_loss`` and one entry a metric. ``stopped_early``: whether a

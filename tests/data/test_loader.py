@@ -1,4 +1,5 @@
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from kway.data.loader import Loader, cut
 from kway.data.parts import take_apart
+from kway.data.placed import place
 from kway.errors import UsageError
 
 X, Y = torch.arange(26.0).view(13, 2), torch.arange(13)
@@ -160,3 +162,36 @@ def test_a_user_loader_gives_the_same_as_its_parts():
     given = DataLoader(Drawn(), batch_size=4, shuffle=False)
     shares = list(loader(given, batch_size=None).epoch(0))
     assert [share.indices.tolist() for share in shares] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12]]
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_loader_for_a_gpu_decides_once_how_batches_get_there(monkeypatch, room):
+    gpu, asked, free = torch.device("cuda:0"), [], 10**9 if room else 100
+
+    def placed(parts, device, cut, free):
+        asked.append((device, free))
+        return place(parts, torch.device("cpu"), cut, free)
+
+    monkeypatch.setattr("kway.data.loader.place", placed)
+    monkeypatch.setattr("kway.data.loader.CudaSide", lambda device: SimpleNamespace(device=device))
+    # Nothing passes through a side that is not there.
+    monkeypatch.setattr("kway.data.loader.ahead", lambda items, lane: items)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
+    parts = take_apart((X.numpy(), Y), batch_size=8, seed=0, shuffle=True)
+    reader = Loader(parts, rank=0, size=1, seed=0, device=gpu)
+    assert reader.placement == "read by the host"
+    for epoch in range(3):
+        expected = [share.indices.tolist() for share in loader((X, Y)).epoch(epoch)]
+        assert [share.indices.tolist() for share in reader.epoch(epoch)] == expected
+    assert asked == [(gpu, free)]
+    assert reader.placement == (
+        "the data (208 B) stays on cuda:0" if room else "batches are copied to cuda:0 ahead of their step"
+    )
+    old = reader.epoch(3)
+    next(old)
+    next(reader.epoch(4))
+    with pytest.raises(UsageError, match="one epoch at a time"):
+        next(old)
+    reader.close()
+    next(reader.epoch(0))
+    assert len(asked) == 2

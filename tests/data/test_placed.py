@@ -260,3 +260,26 @@ def test_pixels_are_divided_as_numbers_are():
         "set", torch.arange(256).to(torch.uint8).view(256, 1, 1, 1), torch.zeros(256).long(), 1
     ).take(np.arange(256))
     assert scaled.flatten().tolist() == (np.arange(256, dtype=np.float32) / np.float32(255)).tolist()
+
+
+def test_tensors_that_were_changed_since_the_last_epoch_are_copied_anew(monkeypatch):
+    copies = []
+    original = placed._copied
+
+    def copied(leaf, chosen, device):
+        copies.append(len(leaf))
+        return original(leaf, chosen, device).clone()  # as on a GPU, where it never is the host's own memory
+
+    monkeypatch.setattr(placed, "_copied", copied)
+    with torch.inference_mode():
+        free = X.clone()
+    x, y = X.clone(), Y.clone()
+    parts = take_apart((x, y, free), batch_size=29, seed=0, shuffle=False)
+    there = place(parts, CPU, partial(outline, rank=0, size=1, micro_batch=None), ROOM)
+    (share,) = there.epoch(0)
+    (share,) = there.epoch(1)
+    assert copies == [29] * 3
+    y[3] = 100
+    (share,) = there.epoch(2)
+    assert copies == [29] * 6
+    assert share.micro[0][0][1].tolist() == [*range(3), 100, *range(4, 29)]

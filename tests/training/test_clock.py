@@ -5,6 +5,7 @@ import torch
 
 from kway.launch.status import STEP
 from kway.training.clock import WARM_UP, WINDOW, StepClock
+from kway.training.idle import HostIdle
 
 CPU = torch.device("cpu")
 
@@ -68,3 +69,40 @@ def test_waiting_for_data_is_added_up(now):
         found.append(item)
     assert found == [0, 1, 2]
     assert clock.input_wait_s == pytest.approx(1.5)
+
+
+@pytest.fixture
+def gpu(now, monkeypatch):
+    """A clock on a GPU that is not there, and how often it was waited for."""
+    waits = []
+    monkeypatch.setattr("kway.training.clock.idle_of", lambda device: HostIdle())
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    return StepClock(torch.device("cuda:0")), waits
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.001, 250), (0.01, 25), (0.1, WINDOW)])
+def test_a_window_on_a_gpu_lasts_a_quarter_of_a_second(now, gpu, step_s, steps):
+    clock, waits = gpu
+    clock.resume()
+    for _ in range(WARM_UP):
+        clock.step()
+    before = len(waits)
+    for _ in range(4 * steps + 7):
+        now.s += step_s
+        clock.step()
+    # The sums of so many small times may end a step early or late.
+    assert [round(length, 9) for length in clock.windows] == [step_s] * len(clock.windows)
+    assert len(clock.windows) in {3, 4}
+    assert len(waits) - before == 2 * len(clock.windows)
+
+
+def test_a_short_run_on_a_gpu_is_a_window_itself(now, gpu):
+    clock, _ = gpu
+    clock.resume()
+    for _ in range(WARM_UP + WINDOW):
+        now.s += 0.001
+        clock.step()
+        assert clock.step_s is None
+    clock.pause()
+    assert clock.windows == []
+    assert clock.step_s == pytest.approx(0.001)

@@ -144,14 +144,29 @@ class Placed:
         device: torch.device,
         outline: Callable[[Indices, int, int], Outline],
     ) -> None:
-        self.order, self.device, self._outline, self._made = order, device, outline, rows.made
-        self._readers = each(rows.arrays, lambda leaf: _reader(_copied(leaf, rows.chosen, device)))
+        self.order, self.device, self._outline, self._rows = order, device, outline, rows
+        self._readers: Any = None
+        self._versions: list[int] = []
+        self._copy()
         self.bytes = bytes_needed(rows, order, device) or 0
         self._cuts: dict[int, _Cut] = {}
         self._at_once = 0
 
+    def _copy(self) -> None:
+        self._readers = None  # what is there has no room beside what comes
+        self._versions = _versions(self._rows)
+        self._readers = each(
+            self._rows.arrays, lambda leaf: _reader(_copied(leaf, self._rows.chosen, self.device))
+        )
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Share]:
-        """Yield this rank's share of each global batch of an epoch, from step ``start`` on."""
+        """Yield this rank's share of each global batch of an epoch, from step ``start`` on.
+
+        Tensors of the host that were changed in place since the last epoch are copied anew. Arrays of numpy do not
+        say whether they were.
+        """
+        if _versions(self._rows) != self._versions:
+            self._copy()
         size, step = self.order.batch_size, start
         order = self._indices(epoch)
         whole = self.order.samples // size
@@ -189,7 +204,7 @@ class Placed:
         return PlacedShare.of(micro, cut, epoch, step, find)
 
     def _take(self, rows: Tensor) -> Any:
-        return self._made(each(self._readers, lambda read: read(rows)))
+        return self._rows.made(each(self._readers, lambda read: read(rows)))
 
     def _indices(self, epoch: int) -> Tensor:
         """Work out the order of an epoch on the device: data set indices, int64, shape (samples,)."""
@@ -210,6 +225,11 @@ class Placed:
             first = int(found.indices[0]) if len(found.indices) else 0
             self._cuts[total] = _Cut(pieces, first, len(found.indices), total)
         return self._cuts[total]
+
+
+def _versions(rows: Rows) -> list[int]:
+    found = [leaf for leaf in leaves(rows.arrays) if isinstance(leaf, Tensor) and not leaf.is_inference()]
+    return [leaf._version for leaf in found]
 
 
 def _indices_of(order: KeyedOrder, epoch: int, step: int, first: int, count: int) -> Indices:
