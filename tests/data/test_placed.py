@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from kway.data import placed
+from kway.data import device_rows, placed
 from kway.data.arrays import Arrays, InMemory, Selection
+from kway.data.device_rows import bytes_needed
 from kway.data.images import Images
 from kway.data.loader import Loader
 from kway.data.order import KeyedOrder
 from kway.data.parts import take_apart
-from kway.data.placed import bytes_needed, fits, place
+from kway.data.placed import fits, place
 from kway.data.share import outline
 
 CPU = torch.device("cpu")
@@ -233,14 +234,14 @@ def test_a_device_that_has_no_room_after_all_is_no_error(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(placed, "_copied", full)
+    monkeypatch.setattr(placed, "copied", full)
     parts = take_apart(X, batch_size=8, seed=0, shuffle=True)
     assert place(parts, CPU, partial(outline, rank=0, size=1, micro_batch=None), ROOM) is None
 
 
 @pytest.mark.parametrize("chunk", [64, 1000])
 def test_data_is_copied_in_pieces(monkeypatch, chunk):
-    monkeypatch.setattr(placed, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(device_rows, "_CHUNK_BYTES", chunk)
     monkeypatch.setattr(placed, "_CHUNK_ORDER", 7)
     assert_same(*both((X.numpy(), Y.numpy())))
     assert_same(*both(Selection(Arrays(LAST), CHOSEN)))
@@ -264,13 +265,13 @@ def test_pixels_are_divided_as_numbers_are():
 
 def test_tensors_that_were_changed_since_the_last_epoch_are_copied_anew(monkeypatch):
     copies = []
-    original = placed._copied
+    original = placed.copied
 
     def copied(leaf, chosen, device):
         copies.append(len(leaf))
         return original(leaf, chosen, device).clone()  # as on a GPU, where it never is the host's own memory
 
-    monkeypatch.setattr(placed, "_copied", copied)
+    monkeypatch.setattr(placed, "copied", copied)
     with torch.inference_mode():
         free = X.clone()
     x, y = X.clone(), Y.clone()

@@ -6,13 +6,13 @@ The samples of each batch, their order and their bits are those that the host wo
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
 from kway.data.arrays import InMemory, Rows, each, leaves
+from kway.data.device_rows import bytes_needed, copied, reader, versions
 from kway.data.order import Indices, KeyedOrder
 from kway.data.parts import Parts
 from kway.data.share import Outline, Share
@@ -21,36 +21,15 @@ Tensor = torch.Tensor
 MOST_OF_FREE = (
     4  # data takes at most a quarter of what is free: weights, activations and other data want room
 )
-_CHUNK_BYTES = 64 << 20  # what is copied at a time, so that no second copy of the data lies on the host
 _CHUNK_ORDER = 1 << 22  # positions whose order is worked out at a time: it takes some 100 bytes for each
 # Batches of several steps are taken at once: few large launches instead of many small ones.
 _MOST_STEPS, _MOST_BYTES = 32, 64 << 20
 _ALIGNED = 512  # bytes: where torch's own allocations begin, so that kernels find what they would have found
-_TYPES = {
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-    torch.float32, torch.float64, torch.complex64, torch.complex128,
-}  # fmt: skip
 
 
 def fits(needed: int, free: int) -> bool:
     """Whether data of ``needed`` bytes is kept on a device with ``free`` bytes: at most a quarter of them."""
     return needed * MOST_OF_FREE <= free
-
-
-def bytes_needed(rows: Rows, order: KeyedOrder, device: torch.device) -> int | None:
-    """Return the bytes that rows and the order of an epoch take on ``device``, beside what lies there already.
-
-    ``None`` where an array cannot be kept there: a sparse tensor, a subclass of tensors, a rare element type.
-    """
-    total = order.samples * torch.int64.itemsize
-    for leaf in leaves(rows.arrays):
-        dtype = _type_of(leaf)
-        if dtype is None:
-            return None
-        if not _lies_there(leaf, rows.chosen, device):
-            count = len(leaf) if rows.chosen is None else len(rows.chosen)
-            total += count * prod(leaf.shape[1:]) * dtype.itemsize
-    return total
 
 
 def place(
@@ -75,20 +54,6 @@ def place(
         return Placed(rows, order, device, outline)
     except torch.OutOfMemoryError:
         return None  # taken by another process meanwhile
-
-
-def _type_of(leaf: Any) -> torch.dtype | None:
-    if isinstance(leaf, np.ndarray):
-        found = torch.from_numpy(np.empty(0, dtype=leaf.dtype)).dtype
-    elif type(leaf) is Tensor and leaf.layout is torch.strided and not leaf.is_quantized:
-        found = leaf.dtype
-    else:
-        return None
-    return found if found in _TYPES else None
-
-
-def _lies_there(leaf: Any, chosen: Indices | None, device: torch.device) -> bool:
-    return chosen is None and isinstance(leaf, Tensor) and leaf.device == device
 
 
 class PlacedShare(Share):
@@ -154,9 +119,9 @@ class Placed:
 
     def _copy(self) -> None:
         self._readers = None  # what is there has no room beside what comes
-        self._versions = _versions(self._rows)
+        self._versions = versions(self._rows)
         self._readers = each(
-            self._rows.arrays, lambda leaf: _reader(_copied(leaf, self._rows.chosen, self.device))
+            self._rows.arrays, lambda leaf: reader(copied(leaf, self._rows.chosen, self.device))
         )
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Share]:
@@ -165,7 +130,7 @@ class Placed:
         Tensors of the host that were changed in place since the last epoch are copied anew. Arrays of numpy do not
         say whether they were.
         """
-        if _versions(self._rows) != self._versions:
+        if versions(self._rows) != self._versions:
             self._copy()
         size, step = self.order.batch_size, start
         order = self._indices(epoch)
@@ -227,19 +192,8 @@ class Placed:
         return self._cuts[total]
 
 
-def _versions(rows: Rows) -> list[int]:
-    found = [leaf for leaf in leaves(rows.arrays) if isinstance(leaf, Tensor) and not leaf.is_inference()]
-    return [leaf._version for leaf in found]
-
-
 def _indices_of(order: KeyedOrder, epoch: int, step: int, first: int, count: int) -> Indices:
     return order.batch(epoch, step)[first : first + count]
-
-
-def _reader(leaf: Tensor) -> Callable[[Tensor], Tensor]:
-    # Indexing keeps another memory format, as it does on the host; index_select, the faster one, does not.
-    usual = leaf.stride() == torch.empty(leaf.shape, device="meta").stride()
-    return (lambda rows: leaf.index_select(0, rows)) if usual else (lambda rows: leaf[rows])
 
 
 def _part(batches: Tensor, begin: int, end: int) -> Tensor:
@@ -256,28 +210,3 @@ def _at_once(micro: list[tuple[Any, int]]) -> int:
     if any(size % _ALIGNED for size in sizes) or not all(count for _, count in micro):
         return 1
     return max(1, min(_MOST_STEPS, _MOST_BYTES // max(1, sum(sizes))))
-
-
-def _copied(leaf: Any, chosen: Indices | None, device: torch.device) -> Tensor:
-    """Copy the ``chosen`` rows of an array to ``device``, piece by piece, in the memory format that each row has."""
-    if _lies_there(leaf, chosen, device):
-        return leaf  # type: ignore[no-any-return]
-    count = len(leaf) if chosen is None else len(chosen)
-    dtype = _type_of(leaf)
-    assert dtype is not None
-    shape = (count, *leaf.shape[1:])
-    if isinstance(leaf, Tensor):
-        # What torch makes of a row of these strides, without the memory.
-        strides = torch.empty_like(leaf[:1], device="meta").stride()[1:]
-        found = torch.empty_strided(shape, (prod(shape[1:]), *strides), dtype=dtype, device=device)
-    else:
-        found = torch.empty(shape, dtype=dtype, device=device)
-    at_once = max(1, _CHUNK_BYTES // max(1, prod(shape[1:]) * dtype.itemsize))
-    for start in range(0, count, at_once):
-        which = slice(start, start + at_once) if chosen is None else chosen[start : start + at_once]
-        if isinstance(leaf, Tensor):
-            rows = leaf[which] if chosen is None else leaf[torch.from_numpy(which).to(leaf.device)]
-        else:
-            rows = torch.from_numpy(np.array(leaf[which]))
-        found[start : start + at_once].copy_(rows)
-    return found
