@@ -77,7 +77,7 @@ class FlatGradients:
         self._marks = {place: _Marks(m[:-1], m[-1:]) for place, m in zip(marked, marks, strict=True)}
         self._views = []
         for parameter, real, place in zip(self.parameters, reals, places, strict=True):
-            piece = store[real.dtype][place : place + real.numel()].view(real.shape)
+            piece = _shaped(store[real.dtype][place : place + real.numel()], real)
             self._views.append(torch.view_as_complex(piece) if parameter.is_complex() else piece)
 
     @property
@@ -170,3 +170,12 @@ class FlatGradients:
             return view
         rows = (marks.rows > 0).nonzero().squeeze(1)
         return from_rows(rows, view[rows], view)
+
+
+def _shaped(piece: Tensor, like: Tensor) -> Tensor:
+    """See a flat piece as a tensor like another, with its strides where these leave no gap: kernels like them equal."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(like.dim())
+    if wanted is not None and not like.is_contiguous() and like.is_contiguous(memory_format=wanted):
+        return piece.as_strided(like.shape, like.stride())
+    return piece.view(like.shape)

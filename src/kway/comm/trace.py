@@ -6,7 +6,7 @@ another, can be handed numbers of a tensor that it never asked for, without an e
 
 import zlib
 
-# Fingerprints may travel in single precision, two in one number, where a sum of 256 such is exact up to here.
+# Fingerprints may travel in single precision, two in one number.
 _LIMIT = 1 << 15
 
 
@@ -14,13 +14,14 @@ class Trace:
     """Takes note of collectives by name, and of shape and dtype where these must be equal on all ranks."""
 
     def __init__(self) -> None:
-        self._sum = 0
+        # What was noted since the last time: a step that is done again by a recording leaves it as it was then.
+        self.left = 0
 
     def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None) -> None:
         """Take note of one collective."""
-        self._sum = zlib.crc32(f"{name}{shape}{dtype}".encode(), self._sum)
+        self.left = zlib.crc32(f"{name}{shape}{dtype}".encode(), self.left)
 
     def take(self) -> int:
         """Return the fingerprint, from 1 to 2^15 - 1, and start anew."""
-        found, self._sum = self._sum, 0
+        found, self.left = self.left, 0
         return found % (_LIMIT - 1) + 1

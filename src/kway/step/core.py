@@ -20,6 +20,7 @@ from kway.step.gradients import resolve_conjugates
 from kway.step.inputs import caller, move, splitter
 from kway.step.losses import rule_for
 from kway.step.precision import precision_of
+from kway.step.seeds import Draws, Keyed
 from kway.step.signs import Signs
 from kway.step.tally import Tally
 
@@ -40,6 +41,23 @@ class Outcome:
     losses: Tensor
     asked: Tensor | None = None
     calls: Tensor | None = None
+
+    def plus(self, penalty: Tensor) -> "Outcome":
+        """Return the same with a penalty in the loss."""
+        return replace(self, loss=self.loss + penalty)
+
+    def packed(self) -> Tensor:
+        """Return all numbers as one float64 vector."""
+        parts = [self.loss, self.weight, self.losses, self.asked, self.calls]
+        return torch.cat([part.double().view(-1) for part in parts if part is not None])
+
+    def unpacked(self, numbers: Tensor) -> "Outcome":
+        """Return the outcome that ``packed`` made ``numbers`` of, where its parts had the shapes of these."""
+        ranks = 0 if self.asked is None else len(self.asked)
+        sizes = [1, 1, len(self.losses), ranks, ranks]
+        loss, weight, losses, asked, calls = torch.split(numbers, sizes)
+        told = (asked, calls) if ranks else (None, None)
+        return Outcome(loss.view(()), weight.view(()), losses, *told)
 
 
 class StepCore(ABC):
@@ -79,10 +97,10 @@ class StepCore(ABC):
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
         self.prepare(share)
-        outcome = self.gradients(share, self.seeds(share, step), tally)
+        outcome = self.gradients(share, Keyed(self.seeds(share, step), self.device), tally)
         penalty = self.update()
         self.advance()
-        return outcome if penalty is None else replace(outcome, loss=outcome.loss + penalty)
+        return outcome if penalty is None else outcome.plus(penalty)
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed.
@@ -98,12 +116,15 @@ class StepCore(ABC):
         """List the keys from which this rank draws in optimizer step number ``step``, in order."""
 
     @abstractmethod
-    def gradients(self, share: Share, seeds: list[int], tally: Tally | None = None) -> Outcome:
+    def gradients(self, share: Share, draws: Draws, tally: Tally | None = None) -> Outcome:
         """Leave the gradient of the global batch on the parameters of every rank; a penalty is not in it.
 
-        ``seeds``: as ``seeds`` lists them; of none, generators are left as they are. What is computed depends on
-        shapes and on tensors only, so that a device can be told to do the same again.
+        ``draws``: at one place for each of ``seeds``. What is computed depends on shapes and on tensors only, so
+        that a device can be told to do the same again.
         """
+
+    def forget(self) -> None:  # noqa: B027
+        """Forget what was noted of tensors whose numbers have changed since without a note: see ``step.graph``."""
 
     def output(self, batch: Any) -> Any:
         """Run the model alone on one collated batch, which need not hold a target."""

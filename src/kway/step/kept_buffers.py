@@ -27,6 +27,10 @@ class KeptBuffers:
         self._before: dict[tuple[int, str], tuple[Tensor, int, Tensor]] = {}
         self._after: dict[tuple[int, str], Tensor] | None = None
 
+    def forget(self) -> None:
+        """Copy all of them when the next step begins, also where they look unchanged."""
+        self._before = {}
+
     def begin(self) -> None:
         """Take the values from which every shard of a step starts. Copies only what changed since the last step."""
         now = {}

@@ -45,7 +45,8 @@ def gather_statistics(x: Tensor, group: Group, counts: bool) -> Statistics:
         mean, var = local_statistics(x)
         local[:channels].copy_(mean)
         local[channels : 2 * channels].copy_(var)
-        local[-1] = values
+        # Not by assignment, for which torch waits for the device.
+        local[-1:].fill_(values)
     return pool(group.stack(local))
 
 

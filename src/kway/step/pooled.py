@@ -15,6 +15,8 @@ from kway.step.checkpointing import recomputing
 from kway.step.normalise import local_statistics, pool
 
 Tensor = torch.Tensor
+# Tables of counts, one for each form of a batch.
+KEPT_TABLES = 16
 
 
 class _Seen:
@@ -65,7 +67,7 @@ class ShardStatistics:
         self._means, self._variances, self._counts = torch.split(
             self._rows, [channels, channels, len(found)], dim=1
         )
-        self._known: tuple[dict[int, list[int]], Tensor] = ({}, torch.zeros(()))
+        self._tables: dict[tuple[tuple[int, ...], ...], Tensor] = {}
         self._layer_of = torch.repeat_interleave(
             torch.arange(len(found), device=device),
             torch.tensor(self._widths, dtype=torch.int64, device=device),
@@ -129,15 +131,19 @@ class ShardStatistics:
 
     def _fill(self) -> None:
         """Write this rank's shards into their rows, and zeros into the others."""
-        counts = {shard: seen.counts for shard, seen in self._seen.items()}
-        if counts != self._known[0]:
+        counts = tuple((shard, *seen.counts) for shard, seen in self._seen.items())
+        table = self._tables.get(counts)
+        if table is None:
             # Shards hold as much in most steps: what is on the device already need not be sent again.
-            table = torch.zeros(self._counts.shape, dtype=torch.float64)
-            for shard, row in counts.items():
-                table[shard] = torch.tensor(row, dtype=torch.float64)
-            self._known = {shard: [*row] for shard, row in counts.items()}, table.to(self._device)
+            rows = torch.zeros(self._counts.shape, dtype=torch.float64)
+            for shard, *row in counts:
+                rows[shard] = torch.tensor(row, dtype=torch.float64)
+            table = rows.to(self._device)
+            self._tables = (
+                {**self._tables, counts: table} if len(self._tables) < KEPT_TABLES else {counts: table}
+            )
         self._rows.zero_()
-        self._counts.copy_(self._known[1])
+        self._counts.copy_(table)
         for shard, seen in self._seen.items():
             self._rows[shard, : len(seen.vector)].copy_(seen.vector)
 

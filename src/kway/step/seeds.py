@@ -1,6 +1,7 @@
 """Random state by arithmetic: what a step draws depends on (seed, step, rank), never on what came before."""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,6 +14,25 @@ def seed_generators(key: int, device: torch.device) -> None:
     generators.seed_generators(key)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(key)
+
+
+class Draws(ABC):
+    """From what a step draws random numbers, place by place: the shards of a rank, or its one share."""
+
+    @abstractmethod
+    def at(self, place: int) -> None:
+        """Draw for ``place`` (from 0) from now on."""
+
+
+class Keyed(Draws):
+    """Seeds the generators of torch, numpy and Python with the key of a place."""
+
+    def __init__(self, keys: Sequence[int], device: torch.device) -> None:
+        self._keys, self._device = keys, device
+
+    def at(self, place: int) -> None:
+        """Seed them."""
+        seed_generators(self._keys[place], self._device)
 
 
 def has_drawn(device: torch.device) -> bool:

@@ -20,7 +20,7 @@ from kway.step.gradients import sparse_parameters
 from kway.step.kept_buffers import KeptBuffers
 from kway.step.pooled import ShardStatistics
 from kway.step.precision import wide
-from kway.step.seeds import seed_generators
+from kway.step.seeds import Draws
 from kway.step.tally import Tally, measure
 
 Tensor = torch.Tensor
@@ -65,7 +65,7 @@ class ShardStep(StepCore):
         shards = range(self.first, self.first + len(share.micro))
         return [key(self.job.seed, "step", step, "shard", shard) for shard in shards]
 
-    def gradients(self, share: Share, seeds: list[int], tally: Tally | None = None) -> Outcome:
+    def gradients(self, share: Share, draws: Draws, tally: Tally | None = None) -> Outcome:
         """Leave the gradient of the global batch on the parameters: see ``StepCore.gradients``."""
         self.presence.take(share)
         self._doubles = False
@@ -73,7 +73,7 @@ class ShardStep(StepCore):
         self._kept.begin()
 
         def leaf(shard: int) -> list[Tensor]:
-            scalars, counts = self._shard(shard, share, seeds, tally)
+            scalars, counts = self._shard(shard, share, draws, tally)
             self._flat.collect(scalars, counts)
             return [vector.clone() for vector in self._flat.vectors]
 
@@ -86,7 +86,7 @@ class ShardStep(StepCore):
             left, (start, stop) = halves((start, stop))
             spine.append(_summed(left, leaf))
         with self._buckets.during_backward(partials, spine):
-            scalars, counts = self._shard(start, share, seeds, tally)
+            scalars, counts = self._shard(start, share, draws, tally)
         rows = scalars[2 * self.shards : 4 * self.shards].view(2, self.shards)
         own = self.signs.write(rows[0, self.group.rank], rows[1, self.group.rank])
         complete = self._buckets.finish(scalars, counts)
@@ -109,6 +109,10 @@ class ShardStep(StepCore):
             loss = loss / weight
         return Outcome(loss, weight, losses, asked, calls)
 
+    def forget(self) -> None:
+        """Take the buffers' values anew with the next step: their versions do not tell of a replay."""
+        self._kept.forget()
+
     def _lay_out(self) -> None:
         # Not the frozen ones: they would be cloned and travel as zeros.
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -127,7 +131,7 @@ class ShardStep(StepCore):
                 "set requires_grad outside of the model's forward",
             )
 
-    def _shard(self, shard: int, share: Share, seeds: list[int], tally: Tally | None) -> tuple[Tensor, bool]:
+    def _shard(self, shard: int, share: Share, draws: Draws, tally: Tally | None) -> tuple[Tensor, bool]:
         """Compute one shard's gradients. Return numbers, and whether it has samples.
 
         The numbers are its loss and weight in its own slots, twice as many zeros as there are shards, whether they
@@ -138,8 +142,7 @@ class ShardStep(StepCore):
         slots = None
         if samples:
             self.statistics.shard = shard
-            if seeds:
-                seed_generators(seeds[shard - self.first], self.device)
+            draws.at(shard - self.first)
             output, target, total, weight = self.forward(batch, samples)
             self.backward(total / share.total, output)
             self._check_frozen()

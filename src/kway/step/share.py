@@ -14,7 +14,7 @@ from kway.step.batchnorm import Presence
 from kway.step.core import Outcome, StepCore
 from kway.step.gradients import resolve_conjugates
 from kway.step.precision import wide
-from kway.step.seeds import seed_generators
+from kway.step.seeds import Draws
 from kway.step.tally import Tally, measure
 
 Tensor = torch.Tensor
@@ -62,10 +62,9 @@ class ShareStep(StepCore):
         """Return the one key of this rank in a step."""
         return [key(self.job.seed, "step", step, self.place)]
 
-    def gradients(self, share: Share, seeds: list[int], tally: Tally | None = None) -> Outcome:
+    def gradients(self, share: Share, draws: Draws, tally: Tally | None = None) -> Outcome:
         """Leave the gradient of the global batch on the parameters: see ``StepCore.gradients``."""
-        if seeds:
-            seed_generators(seeds[0], self.device)
+        draws.at(0)
         self.optimizer.zero_grad(set_to_none=True)
         slots = self._accumulate(share, tally)
         calls = asked = None

@@ -17,6 +17,10 @@ class Signs:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._between, self._asked = 1, 0
+        # For recorded steps, which read there what changes: the fingerprint and the wish.
+        self.on_device, self.own = False, 0
+        self._cells: Tensor | None = None
+        self._told = (0, 0)
 
     def begin(self, asked: int) -> None:
         """Begin a step. ``asked``: a small whole number for all other ranks."""
@@ -24,9 +28,26 @@ class Signs:
 
     def write(self, fingerprint: Tensor, asked: Tensor) -> int:
         """Write this rank's fingerprint and wish into two scalar tensors that are 0; return the fingerprint."""
-        own = self._group.trace.take()
+        self.own = self._group.trace.take()
+        if self.on_device:
+            if self._cells is None:
+                raise RuntimeError("a step was recorded before one was taken")
+            fingerprint.copy_(self._cells[0])
+            asked.copy_(self._cells[1])
+            return self.own + self._between
+        if self._cells is None:
+            self._cells = torch.zeros(2, dtype=torch.float64, device=fingerprint.device)
         # Not by assignment, for which torch waits for the device.
-        fingerprint.fill_(own + self._between)
+        fingerprint.fill_(self.own + self._between)
         if self._asked:
             asked.fill_(self._asked)
-        return own + self._between
+        return self.own + self._between
+
+    def tell(self, own: int) -> None:
+        """Bring to the device what a recorded step writes. ``own``: the fingerprint of the collectives in it."""
+        now = (own + self._between, self._asked)
+        if self._cells is None or now == self._told:
+            return
+        for cell, value in zip(self._cells, now, strict=True):
+            cell.fill_(value)
+        self._told = now

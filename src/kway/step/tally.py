@@ -20,7 +20,7 @@ class Tally:
     """
 
     def __init__(self, names: list[str], device: torch.device, rows: int = 1) -> None:
-        self.device, self._rows = device, rows
+        self.device, self.rows = device, rows
         self._names = list(names)
         self._columns: dict[str, Tensor] = {}
         # Who gave a name: two metrics that return one key must not be added up.
@@ -35,8 +35,22 @@ class Tally:
         owner = owner or name
         self._check_owner(name, self._owners.setdefault(name, owner), owner)
         if name not in self._columns:
-            self._columns[name] = torch.zeros(self._rows, 2, dtype=torch.float64, device=self.device)
+            self._columns[name] = torch.zeros(self.rows, 2, dtype=torch.float64, device=self.device)
         self._columns[name][row] += torch.stack([total.detach().double(), weight.detach().double()])
+
+    def restart(self) -> None:
+        """Forget the sums."""
+        self._columns = {}
+
+    def merge(self, other: "Tally") -> None:
+        """Add all that ``other``, of as many rows, holds. Raises ``UsageError`` as ``add`` does."""
+        for name, owner in other._owners.items():
+            self._check_owner(name, self._owners.setdefault(name, owner), owner)
+            if name not in self._columns:
+                self._columns[name] = torch.zeros(self.rows, 2, dtype=torch.float64, device=self.device)
+        self._split |= other._split
+        if names := [*other._columns]:
+            torch._foreach_add_([self._columns[n] for n in names], [other._columns[n] for n in names])
 
     def split(self, name: str) -> None:
         """Note that ``name`` gives names of its own, and is none of the results unless it is added as well."""
@@ -59,7 +73,7 @@ class Tally:
         names += sorted(owners.keys() - set(names))
         if not names:
             return {}
-        empty = torch.zeros(self._rows, 2, dtype=torch.float64, device=self.device)
+        empty = torch.zeros(self.rows, 2, dtype=torch.float64, device=self.device)
         table = torch.stack([self._columns.get(name, empty) for name in names], 1)
         added = group.sum_(table).sum(0).tolist()
         return {name: (pair[0], pair[1]) for name, pair in zip(names, added, strict=True)}
@@ -70,7 +84,7 @@ class Tally:
             return {"owners": {}, "split": [], "columns": {}}
         every = group.objects((self._owners, sorted(self._split)))
         owners = {name: owner for own, _ in every for name, owner in own.items()}
-        empty = torch.zeros(self._rows, 2, dtype=torch.float64, device=self.device)
+        empty = torch.zeros(self.rows, 2, dtype=torch.float64, device=self.device)
         columns = {name: self._columns.get(name, empty).clone() for name in sorted(owners)}
         for column in columns.values():
             group.sum_(column)
@@ -90,8 +104,8 @@ class Tally:
         self._split = set(state["split"]).intersection(self._names)
         for name in self._owners:
             saved = state["columns"][name]
-            column = torch.zeros(self._rows, 2, dtype=torch.float64, device=self.device)
-            if len(saved) == self._rows:
+            column = torch.zeros(self.rows, 2, dtype=torch.float64, device=self.device)
+            if len(saved) == self.rows:
                 column[rows.start : rows.stop] = saved[rows.start : rows.stop].to(self.device)
             elif rows.start == 0:
                 column[0] = saved.sum(0).to(self.device)

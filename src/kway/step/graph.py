@@ -1,0 +1,246 @@
+"""The whole step recorded once for each form of a share, and then done again with one call.
+
+Forward, backward, reduction, clipping, optimizer, moving average and metrics become one piece of the device's work.
+The host only fills in what changes: inputs, keys of random numbers, learning rates, what ranks tell each other.
+"""
+
+from collections.abc import Hashable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kway.data.loader import Share
+from kway.step.core import Outcome, StepCore
+from kway.step.fixed import FixedInputs, UnsuitedError, form_of
+from kway.step.observe import HostState, NoTrace, Trace, Watched, waits
+from kway.step.rates import Rates
+from kway.step.recorder import CudaRecorder, Recorder, Recording
+from kway.step.seeds import Draws, Keyed
+from kway.step.tally import Tally
+
+Tensor = torch.Tensor
+# Steps that are taken as they are: what happens once happens there (memory, algorithms, the optimizer's state).
+WARM_UP = 2
+# Forms that are recorded. More of them mean that a batch has another form almost every time.
+MOST_FORMS = 8
+
+
+@dataclass
+class _Seen:
+    """What a first step of a form showed. ``places``: how many places it draws at."""
+
+    trace: Any
+    places: int
+
+
+@dataclass
+class _Recorded:
+    """A recorded step. ``held``: what it reads and did not make, so that it must stay.
+
+    ``own``, ``left``: the fingerprint of its collectives, and what of them the next step's will tell.
+    """
+
+    inputs: FixedInputs
+    tally: Tally | None
+    own: int = 0
+    left: int = 0
+    recording: Recording | None = None
+    outcome: Outcome | None = None
+    packed: Tensor | None = None
+    grads: list[tuple[Any, Tensor | None]] = field(default_factory=list)
+    held: list[Tensor] = field(default_factory=list)
+
+
+class GraphedStep:
+    """Takes the steps of ``core``: the first ones as they are, then by recordings, one for each form of a share.
+
+    What cannot be recorded is found in the first steps and said in ``notices``; those steps are taken as they are,
+    with the same arithmetic. Where only the optimizer cannot be recorded, it follows outside of the recording.
+    ``traced``: whether operations can be listed, to see that a form's steps are alike; not those of compiled code.
+    """
+
+    def __init__(self, core: StepCore, recorder: Recorder | None = None, traced: bool = True) -> None:
+        self.core = core
+        self.kind = "graph" if traced else "compiled-graph"
+        self.notices: list[str] = []
+        self._recorder: Recorder = CudaRecorder(core.device) if recorder is None else recorder
+        self._traced = traced
+        self._rates = Rates(core.optimizer)
+        self._outside = self._rates.outside
+        if core.scaler is not None:
+            self._outside = "the gradient scaler reads back whether a step overflowed"
+        if self._outside:
+            self._rates.outside = self._outside
+            self._say(f"the optimizer's step is not part of the recorded step: {self._outside}")
+        self._taken = 0
+        self._seen: dict[Hashable, _Seen] = {}
+        self._recorded: dict[Hashable, _Recorded] = {}
+        self._refused: set[Hashable] = set()
+        self._last: _Recorded | None = None
+
+    def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
+        """Take optimizer step number ``step`` on a share: see ``StepCore.run``."""
+        core = self.core
+        if core.prepare(share):
+            self.forget()
+        self._rates.adapt()
+        self._rates.fill()
+        keys = core.seeds(share, step)
+        form = self._form(share, tally)
+        if form is None or form in self._refused:
+            return self._as_it_is(share, keys, tally)
+        recorded = self._recorded.get(form)
+        if recorded is None and form in self._seen:
+            recorded = self._record(form, share, tally)
+            if recorded is None:
+                return self._as_it_is(share, keys, tally)
+        if recorded is not None:
+            return self._again(recorded, share, keys, tally)
+        if self._taken < WARM_UP or len(self._seen) >= MOST_FORMS:
+            if self._taken >= WARM_UP:
+                self._say(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
+            return self._as_it_is(share, keys, tally)
+        return self._look(form, share, keys, tally)
+
+    def forget(self) -> None:
+        """Forget all recordings: what they read or write may have moved."""
+        self._seen.clear()
+        self._recorded.clear()
+        self._refused.clear()
+        self._last, self._taken = None, 0
+
+    def _form(self, share: Share, tally: Tally | None) -> Hashable | None:
+        try:
+            form = (form_of(share), tally is not None, self._rates.options(), self.core.model.training)
+            hash(form)
+        except (UnsuitedError, TypeError) as error:
+            self._say(f"steps are not recorded: {error}")
+            return None
+        return form
+
+    def _as_it_is(self, share: Share, keys: list[int], tally: Tally | None) -> Outcome:
+        return self._taken_as_it_is(share, Keyed(keys, self.core.device), tally, nullcontext())
+
+    def _taken_as_it_is(self, share: Share, draws: Draws, tally: Tally | None, looking: Any) -> Outcome:
+        """Take a step one operation after another. ``looking`` is open around what a recording would hold."""
+        core = self.core
+        core.forget()
+        self._last = None
+        self._taken += 1
+        with looking:
+            outcome, penalty = self._work(share, draws, tally)
+        if self._outside:
+            penalty = core.update()
+        core.advance()
+        return outcome if penalty is None else outcome.plus(penalty)
+
+    def _work(self, share: Share, draws: Draws, tally: Tally | None) -> tuple[Outcome, Tensor | None]:
+        """Do what a recording holds. Return the outcome, and the penalty if there is one."""
+        outcome = self.core.gradients(share, draws, tally)
+        if self._outside:
+            return outcome, None
+        with self._rates.on_device():
+            return outcome, self.core.update()
+
+    def _look(self, form: Hashable, share: Share, keys: list[int], tally: Tally | None) -> Outcome:
+        """Take a step as it is, and see whether it could be recorded."""
+        draws, own = Watched(keys, self.core.device), self._own_tally(tally)
+        state = HostState(self.core.model)
+        trace = Trace() if self._traced else NoTrace()
+        found: list[str] = []
+        with ExitStack() as looking:
+            looking.enter_context(waits(found))
+            looking.enter_context(trace)
+            outcome = self._taken_as_it_is(share, draws, own, looking)
+        if tally is not None and own is not None:
+            tally.merge(own)
+        reason = draws.on_host() or state.change()
+        if found:
+            reason = f"the step reads a value back from the device ({found[0]})"
+        if reason:
+            self._refuse(form, reason)
+        else:
+            trace.held.clear()
+            self._seen[form] = _Seen(trace, len(keys) if draws.on_device() else 0)
+        return outcome
+
+    def _record(self, form: Hashable, share: Share, tally: Tally | None) -> _Recorded | None:
+        core, seen = self.core, self._seen[form]
+        made = _Recorded(
+            FixedInputs(share, core.device),
+            Tally([*core.job.metrics], core.device, tally.rows if tally else 1),
+        )
+        # Nothing reads them while they are recorded, but what looks at a number must not meet a strange one.
+        made.inputs.fill(share)
+        trace = Trace() if self._traced else NoTrace()
+        state = HostState(core.model)
+        core.forget()
+        core.signs.on_device = True
+        grads = [parameter.grad for parameter in core.model.parameters()]
+
+        def work(draws: Draws) -> None:
+            if made.tally is not None:
+                made.tally.restart()
+            with trace:
+                outcome, penalty = self._work(made.inputs.share, draws, made.tally)
+            made.own = core.signs.own
+            made.outcome = outcome if penalty is None else outcome.plus(penalty)
+            made.packed = made.outcome.packed()
+
+        reason: str | None
+        try:
+            made.recording = self._recorder.record(work, seen.places)
+            made.left = core.group.trace.left
+            reason = seen.trace.difference(trace) or state.change()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        core.signs.on_device = False
+        core.forget()
+        if reason:
+            for parameter, grad in zip(core.model.parameters(), grads, strict=True):
+                parameter.grad = grad
+            self._refuse(form, reason)
+            return None
+        made.grads = [(parameter, parameter.grad) for parameter in core.model.parameters()]
+        made.held = [*trace.held.values()]
+        self._recorded[form] = made
+        return made
+
+    def _again(self, made: _Recorded, share: Share, keys: list[int], tally: Tally | None) -> Outcome:
+        core = self.core
+        assert made.recording is not None
+        assert made.outcome is not None
+        assert made.packed is not None
+        made.inputs.fill(share)
+        core.signs.tell(made.own)
+        made.recording.seed(keys)
+        made.recording.replay()
+        core.group.trace.left = made.left
+        if self._last is not made:
+            for parameter, grad in made.grads:
+                parameter.grad = grad
+            self._last = made
+        if tally is not None and made.tally is not None:
+            tally.merge(made.tally)
+        outcome = made.outcome.unpacked(made.packed.clone())
+        if self._outside:
+            penalty = core.update()
+            self._last = None
+            outcome = outcome if penalty is None else outcome.plus(penalty)
+        core.advance()
+        return outcome
+
+    def _own_tally(self, tally: Tally | None) -> Tally | None:
+        """Return a tally that a step fills from the start, if it fills one: a recording adds to the same always."""
+        return None if tally is None else Tally([*self.core.job.metrics], self.core.device, tally.rows)
+
+    def _refuse(self, form: Hashable, reason: str) -> None:
+        self._refused.add(form)
+        self._seen.pop(form, None)
+        self._say(f"steps are not recorded, but taken one operation after another: {reason}")
+
+    def _say(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices.append(text)

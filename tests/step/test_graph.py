@@ -1,0 +1,289 @@
+"""Steps that are recorded once and done again: what is filled in, what is found not to suit, and the same numbers.
+
+A double stands for the device's recorder. It does the work again by calling it, on tensors that stay where they are,
+as a device does that was told to; what the host would do otherwise between two calls is what the tests look for.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.data.loader import Share
+from kway.step.graph import MOST_FORMS, WARM_UP, GraphedStep
+from kway.strategies.engine import Engine
+from kway.world import World
+
+
+class Recording:
+    def __init__(self, work, model):
+        self.work, self.model, self.replays, self.keys = work, model, 0, []
+        self.grads = [parameter.grad for parameter in model.parameters()]
+
+    def replay(self):
+        self.replays += 1
+        self.work(Nowhere())
+        for parameter, place in zip(self.model.parameters(), self.grads, strict=True):
+            if place is not None:
+                place.copy_(parameter.grad)
+            parameter.grad = place
+
+    def seed(self, keys):
+        self.keys.append(list(keys))
+
+
+class Nowhere:
+    def at(self, place):
+        pass
+
+
+class Double:
+    """Records by remembering the work, which it runs once: a device would not, so that the model is put back."""
+
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer, self.made = model, optimizer, []
+
+    def record(self, work, places):
+        kept = [value.detach().clone() for value in self._all()]
+        work(Nowhere())
+        with torch.no_grad():
+            for value, before in zip(self._all(), kept, strict=True):
+                value.copy_(before)
+        self.made.append(Recording(work, self.model))
+        return self.made[-1]
+
+    def _all(self):
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        for state in self.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+class Net(nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def share(step, rows=6, total=None):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(rows, 3, generator=generator)
+    y = torch.randint(2, (rows,), generator=generator)
+    return Share([((x, y), rows)], rows, total or rows, 0, step, y.numpy())
+
+
+def opened(model, **options):
+    settings = {"loss": nn.CrossEntropyLoss()} | options
+    job = kway.Job(model=model, data=(torch.zeros(6, 3), torch.zeros(6)), batch_size=6, **settings)
+    engine = Engine(job, model, {}, World(), "math", 6)
+    recorder = Double(engine.model, engine.optimizer)
+    return engine, GraphedStep(engine._step, recorder), recorder
+
+
+def test_recorded_steps_are_the_steps_of_an_eager_run():
+    engine, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    plain, *_ = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    losses = []
+    for step in range(9):
+        losses.append(
+            (graphed.run(share(step), step).loss.item(), plain._step.run(share(step), step).loss.item())
+        )
+    assert recorder.made[0].replays == 9 - WARM_UP - 1
+    assert [a for a, _ in losses] == pytest.approx([b for _, b in losses], abs=1e-6)
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(engine.model.state_dict()[name], value)
+    assert graphed.notices == []
+
+
+def test_outcomes_of_earlier_steps_keep_their_numbers():
+    _, graphed, _ = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.5))
+    outcomes = [graphed.run(share(step), step) for step in range(7)]
+    seen = [outcome.loss.item() for outcome in outcomes]
+    assert len(set(seen)) == 7
+
+
+def test_each_form_of_a_share_has_a_recording_of_its_own():
+    _, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    for step in range(WARM_UP + 8):
+        graphed.run(share(step, rows=6 if step % 2 else 4), step)
+    assert len(recorder.made) == 2
+    assert [made.replays for made in recorder.made] == [3, 3]
+
+
+def test_more_forms_than_are_worth_it_are_taken_as_they_are():
+    _, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    for step in range(WARM_UP + 2 * (MOST_FORMS + 3)):
+        graphed.run(share(step, rows=2 + step // 2), step)
+    assert len(recorder.made) == MOST_FORMS
+    assert any("forms" in text for text in graphed.notices)
+
+
+def test_a_schedule_is_followed_by_recorded_steps():
+    schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    sgd = partial(torch.optim.SGD, lr=1.0)
+    engine, graphed, recorder = opened(nn.Linear(3, 2), optimizer=sgd, schedule=schedule)
+    rates = []
+    for step in range(6):
+        before = engine.model.weight.detach().clone()
+        graphed.run(share(step), step)
+        moved = (before - engine.model.weight.detach()) / engine.model.weight.grad
+        rates.append(moved.median().item())
+    assert recorder.made[0].replays == 3
+    assert rates == pytest.approx([1, 0.5, 0.25, 0.125, 0.0625, 0.03125], rel=1e-4)
+    assert engine.optimizer.param_groups[0]["lr"] == 1.0 / 2**6
+
+
+def test_an_option_that_changes_is_recorded_anew():
+    engine, graphed, recorder = opened(
+        nn.Linear(3, 2), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.5)
+    )
+    for step in range(5):
+        graphed.run(share(step), step)
+    engine.optimizer.param_groups[0]["weight_decay"] = 0.3
+    for step in range(5, 8):
+        graphed.run(share(step), step)
+    assert len(recorder.made) == 2
+
+
+class Counting(Net):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x)
+
+
+class Remembering(Net):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.zeros(2)
+
+    def forward(self, x):
+        out = self.inner(x)
+        self.last = out.detach().mean(0)
+        return out
+
+
+class Listing(Net):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen = [*self.seen[-2:], float(len(self.seen))]
+        return self.inner(x)
+
+
+class Rolling(Net):
+    def forward(self, x):
+        return self.inner(x * torch.rand(()).item())
+
+
+class Branching(Net):
+    """Does other operations for other data, without a trace on the host."""
+
+    def forward(self, x):
+        return self.inner(x) * (2.0 if bool(x[0, 0] > 0) else 3.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Counting, "'calls'"), (Remembering, "'last'"), (Listing, "'seen'"), (Rolling, "random numbers on the host"),
+        (Branching, "operation"),
+    ],
+)  # fmt: skip
+def test_what_the_host_has_a_part_in_is_named_and_not_recorded(model, reason):
+    _, graphed, recorder = opened(model(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    above = [n for n in range(40) if share(n).micro[0][0][0][0, 0] > 0]
+    below = [n for n in range(40) if n not in above]
+    for number, step in enumerate([*above[: WARM_UP + 1], *below[:4]]):
+        graphed.run(share(step), number)
+    assert all(made.replays == 0 for made in recorder.made)
+    assert any(reason in text for text in graphed.notices), graphed.notices
+
+
+def test_what_cannot_be_recorded_leaves_the_step_as_it_was():
+    engine, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    plain, *_ = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+
+    def fails(work, places):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    recorder.record = fails
+    for step in range(6):
+        graphed.run(share(step), step)
+        plain._step.run(share(step), step)
+    assert "not permitted" in graphed.notices[0]
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(engine.model.state_dict()[name], value)
+
+
+class Own(torch.optim.SGD):
+    __module__ = "mine"
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                with torch.no_grad():
+                    parameter.sub_(group["lr"] * parameter.grad)
+
+
+def test_an_optimizer_of_the_users_own_follows_the_recording():
+    engine, graphed, recorder = opened(Net(), optimizer=partial(Own, lr=0.1))
+    plain, *_ = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    for step in range(7):
+        graphed.run(share(step), step)
+        plain._step.run(share(step), step)
+    assert recorder.made[0].replays == 4
+    assert "Own" in graphed.notices[0]
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(engine.model.state_dict()[name], value)
+
+
+def test_metrics_and_penalty_count_in_recorded_steps():
+    def right(output, target):
+        return (output.argmax(1) == target).double()
+
+    def penalty(model):
+        return 0.01 * sum((p**2).sum() for p in model.parameters())
+
+    options = {"metrics": {"right": right}, "penalty": penalty, "optimizer": partial(torch.optim.SGD, lr=0.1)}
+    engine, graphed, recorder = opened(Net(), **options)
+    plain, *_ = opened(Net(), **options)
+    tallies = engine.tally(["right"]), plain.tally(["right"])
+    for step in range(8):
+        a = graphed.run(share(step), step, tallies[0])
+        b = plain._step.run(share(step), step, tallies[1])
+        assert a.loss.item() == pytest.approx(b.loss.item(), abs=1e-6)
+    assert recorder.made[0].replays == 5
+    group = engine.part.batch_group
+    assert tallies[0].result(group) == tallies[1].result(group)
+    assert tallies[0].result(group)["right"][1] == 48
+
+
+def test_keys_are_those_of_the_step():
+    engine, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    for step in range(6):
+        graphed.run(share(step), step)
+    assert recorder.made[0].keys == [engine._step.seeds(share(step), step) for step in (3, 4, 5)]
+
+
+def test_a_frozen_parameter_makes_recordings_void():
+    engine, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    for step in range(5):
+        graphed.run(share(step), step)
+    engine.model.inner[0].weight.requires_grad_(False)
+    before = engine.model.inner[0].weight.detach().clone()
+    for step in range(5, 10):
+        graphed.run(share(step), step)
+    assert len(recorder.made) == 2
+    assert torch.equal(engine.model.inner[0].weight, before)
