@@ -31,6 +31,7 @@ MOST_FORMS = 8
 class _Seen:
     """What a first step of a form showed. ``places``: how many places it draws at."""
 
+    inputs: FixedInputs
     trace: Any
     places: int
 
@@ -147,13 +148,15 @@ class GraphedStep:
     def _look(self, form: Hashable, share: Share, keys: list[int], tally: Tally | None) -> Outcome:
         """Take a step as it is, and see whether it could be recorded."""
         draws, own = Watched(keys, self.core.device), self._own_tally(tally)
+        inputs = FixedInputs(share, self.core.device)
+        inputs.fill(share)
         state = HostState(self.core.model)
         trace = Trace() if self._traced else NoTrace()
         found: list[str] = []
         with ExitStack() as looking:
             looking.enter_context(waits(found))
             looking.enter_context(trace)
-            outcome = self._taken_as_it_is(share, draws, own, looking)
+            outcome = self._taken_as_it_is(inputs.share, draws, own, looking)
         if tally is not None and own is not None:
             tally.merge(own)
         reason = draws.on_host() or state.change()
@@ -163,7 +166,7 @@ class GraphedStep:
             self._refuse(form, reason)
         else:
             trace.held.clear()
-            self._seen[form] = _Seen(trace, len(keys) if draws.on_device() else 0)
+            self._seen[form] = _Seen(inputs, trace, len(keys) if draws.on_device() else 0)
         return outcome
 
     def _record(self, form: Hashable, share: Share, tally: Tally | None) -> _Recorded | None:

@@ -121,7 +121,8 @@ class Watched(Keyed):
     def _look(self) -> None:
         if self._before is not None:
             self._host |= _generators() != self._before
-            self._on_device |= self._device.type == "cuda" and has_drawn(self._device)
+            with _disable_current_modes():
+                self._on_device |= self._device.type == "cuda" and has_drawn(self._device)
 
 
 @contextmanager

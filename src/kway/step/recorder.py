@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -34,7 +35,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool = torch.cuda.graph_pool_handle()
+        self._alive: WeakSet[CudaRecording] = WeakSet()
         stream: Any = torch.cuda.Stream
         self._stream = stream(device)
 
@@ -45,12 +46,16 @@ class CudaRecorder:
         for generator in own:
             graph.register_generator_state(generator)
         torch.cuda.synchronize(self.device)
-        with self._capturing(graph):
+        # A pool is gone with the last graph that uses it.
+        pool = next((other.pool for other in self._alive), None) or torch.cuda.graph_pool_handle()
+        with self._capturing(graph, pool):
             work(_Lent(self.device, own))
-        return CudaRecording(graph, own)
+        made = CudaRecording(graph, own, pool)
+        self._alive.add(made)
+        return made
 
     @contextmanager
-    def _capturing(self, graph: Any) -> Iterator[None]:
+    def _capturing(self, graph: Any, pool: Any) -> Iterator[None]:
         """Let what runs inside be recorded. Afterwards the device can be used as before, also where that failed."""
         default = torch.cuda.default_generators[self.device.index or 0]
         state = default.graphsafe_get_state()
@@ -60,7 +65,7 @@ class CudaRecorder:
         try:
             with torch.cuda.stream(self._stream):
                 # Other threads, such as those that watch over collectives, may use the device meanwhile.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     yield
                 except BaseException:
@@ -75,15 +80,15 @@ class CudaRecorder:
             else:
                 # What a broken recording leaves open: a generator that counts for it, and memory kept for it.
                 default.graphsafe_set_state(spare)
-                with suppress(RuntimeError, AttributeError):
-                    torch._C._cuda_endAllocateToPool(self.device.index or 0, self._pool)
+                with suppress(RuntimeError):
+                    torch._C._cuda_endAllocateToPool(self.device.index or 0, pool)
 
 
 class CudaRecording:
     """One CUDA graph, and the generators from which it draws."""
 
-    def __init__(self, graph: Any, generators: Sequence[torch.Generator]) -> None:
-        self._graph, self._generators = graph, generators
+    def __init__(self, graph: Any, generators: Sequence[torch.Generator], pool: Any) -> None:
+        self._graph, self._generators, self.pool = graph, generators, pool
 
     def replay(self) -> None:
         """Launch the graph on the current stream."""

@@ -1,6 +1,7 @@
 """What a rank tells all others with its gradients: which collectives it called, and what it asks for."""
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from kway.comm.group import Group
 
@@ -29,6 +30,11 @@ class Signs:
     def write(self, fingerprint: Tensor, asked: Tensor) -> int:
         """Write this rank's fingerprint and wish into two scalar tensors that are 0; return the fingerprint."""
         self.own = self._group.trace.take()
+        # What is written is another way for a recording, and no part of what makes two steps alike.
+        with _disable_current_modes():
+            return self._write(fingerprint, asked)
+
+    def _write(self, fingerprint: Tensor, asked: Tensor) -> int:
         if self.on_device:
             if self._cells is None:
                 raise RuntimeError("a step was recorded before one was taken")
