@@ -137,9 +137,10 @@ def waits(found: list[str]) -> Iterator[None]:
             opened.callback(torch.cuda.set_sync_debug_mode, before)
         yield
     for warning in caught or []:
-        if "synchronizing" in str(warning.message):
+        text = str(warning.message)
+        if "called a synchronizing" in text:
             found.append(f"{Path(warning.filename).name}, line {warning.lineno}")
-        elif "debug mode" not in str(warning.message):
+        elif "debug mode" not in text:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 

@@ -138,7 +138,8 @@ class ShardStatistics:
             rows = torch.zeros(self._counts.shape, dtype=torch.float64)
             for shard, *row in counts:
                 rows[shard] = torch.tensor(row, dtype=torch.float64)
-            table = rows.to(self._device)
+            pinned = rows.pin_memory() if self._device.type == "cuda" else rows
+            table = pinned.to(self._device, non_blocking=True)
             self._tables = (
                 {**self._tables, counts: table} if len(self._tables) < KEPT_TABLES else {counts: table}
             )
