@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 
 from kway.errors import UsageError
 
+# How an optimizer computes its step on this device, which is not part of what it computes.
+_HOW = frozenset({"capturable", "differentiable", "foreach", "fused"})
 _Named = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -39,7 +41,7 @@ def load_by_name(optimizer: Optimizer, named: _Named, saved: Mapping[str, Any]) 
     """Give ``optimizer`` the state that ``state_by_name`` returned, whatever the order of its parameters and groups.
 
     Entries keep their dtype and move to their parameter's device; no memory is shared with ``saved``. Options that
-    ``saved`` lacks stay as they are. Raises ``UsageError`` that lists what differs, with the optimizer unchanged:
+    ``saved`` lacks stay as they are, and so do those that say how a device computes. Raises ``UsageError`` that lists what differs, with the optimizer unchanged:
     its kind, names that are missing or new, or parameters that are grouped otherwise.
     """
     groups = _groups(optimizer, named)
@@ -48,9 +50,8 @@ def load_by_name(optimizer: Optimizer, named: _Named, saved: Mapping[str, Any]) 
     parameters: dict[int, tuple[str, torch.Tensor]] = {}
     layouts = []
     for group, pairs in groups:
-        options = {
-            key: value for key, value in by_names[frozenset(n for n, _ in pairs)].items() if key != "names"
-        }
+        saved_options = by_names[frozenset(n for n, _ in pairs)].items()
+        options = {key: value for key, value in saved_options if key != "names" and key not in _HOW}
         first = len(parameters)
         numbers = range(first, first + len(pairs))
         layouts.append({**_options(group), **_copied(options), "params": list(numbers)})

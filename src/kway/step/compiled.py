@@ -26,7 +26,7 @@ class CompiledStep:
     def __init__(self, core: StepCore, inner: Runner) -> None:
         self._model, self._inner = core.model, inner
         dynamo: Any = import_module("torch._dynamo")
-        self._config, self._failed = dynamo.config, dynamo.exc.BackendCompilerFailed
+        self._failed = dynamo.exc.BackendCompilerFailed
         # With the hooks, as nn.Module.compile does. Fixed shapes: there are few, and each gets code of its own.
         self._compiled = torch.compile(core.model._call_impl, dynamic=False, options=_options())
 
@@ -49,8 +49,7 @@ class CompiledStep:
         before = model._compiled_call_impl
         model._compiled_call_impl = self._compiled
         try:
-            with self._config.patch(recompile_limit=MOST_VARIANTS):
-                return self._inner.run(share, step, tally)
+            return self._inner.run(share, step, tally)
         except self._failed as error:
             cause = error.inner_exception
             raise KwayError(
@@ -62,6 +61,10 @@ class CompiledStep:
             # Evaluation and prediction have shapes of their own, which would each be compiled.
             model._compiled_call_impl = before
 
+    def forget(self) -> None:
+        """Forget recordings; compiled code reads parameters where they are."""
+        self._inner.forget()
+
 
 @contextmanager
 def compiling(core: StepCore, inner: Runner) -> Iterator[Runner]:
@@ -71,7 +74,8 @@ def compiling(core: StepCore, inner: Runner) -> Iterator[Runner]:
     """
     # First of all: where it is not set, torch chooses a folder as soon as its compiler is imported.
     keep_code()
-    with ExitStack() as undo:
+    config: Any = import_module("torch._dynamo.config")
+    with ExitStack() as undo, config.patch(recompile_limit=MOST_VARIANTS):
         for _, module in layers(core.model):
             if "forward" in vars(module):
                 _leave_out(module, "forward", undo)

@@ -26,7 +26,14 @@ class MovingAverage:
 
     def restart(self) -> None:
         """Begin a new average at the parameters' present values, as after loading others."""
-        self._averages = {name: _start(parameter) for name, parameter in self.model.named_parameters()}
+        before, self._averages = self._averages, {}
+        for name, parameter in self.model.named_parameters():
+            held = before.get(name)
+            fits = held is not None and _fits(held, parameter)
+            # Where the old one lies, so that work recorded of it stays true.
+            self._averages[name] = (
+                held.copy_(parameter.detach()) if held is not None and fits else _start(parameter)
+            )
 
     def state(self) -> dict[str, Tensor]:
         """Return the averages by parameter name; not copies."""

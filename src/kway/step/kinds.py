@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kway.devices.compilers import missing
@@ -59,6 +58,9 @@ class Runner(Protocol):
     def run(self, share: "Share", step: int, tally: "Tally | None" = None) -> "Outcome":
         """Take optimizer step number ``step``: see ``StepCore.run``."""
 
+    def forget(self) -> None:
+        """Forget what was noted of where parameters and states lie: they may have moved."""
+
 
 class Eager:
     """The step itself, operation by operation."""
@@ -72,6 +74,9 @@ class Eager:
     def run(self, share: "Share", step: int, tally: "Tally | None" = None) -> "Outcome":
         """Take optimizer step number ``step``: see ``StepCore.run``."""
         return self._core.run(share, step, tally)
+
+    def forget(self) -> None:
+        """Do nothing: nothing was noted."""
 
 
 def kind_of(name: str) -> StepKind:
@@ -105,7 +110,9 @@ def open_kind(name: str, core: "StepCore", opened: ExitStack) -> Runner:
     runner: Runner = Eager(core)
     if kind.records:
         # On a CPU nothing of it is ever imported.
-        runner = import_module("kway.step.graph").GraphedStep(core, traced=not compiles)
+        from kway.step.graph import GraphedStep
+
+        runner = GraphedStep(core, traced=not compiles)
     if lack is not None:
         runner.notices.append(f"the model is not compiled: {lack}")
     if compiles:

@@ -95,6 +95,7 @@ class Engine:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint's weights and state. Raises ``UsageError`` where they do not fit."""
         load_parts(self._step, checkpoint)
+        self._runner.forget()
 
     @property
     def step_kind(self) -> str:
@@ -254,7 +255,8 @@ class Engine:
         load_tensors(self.model, state, "handed to the engine")
         if self._step.average is not None:
             self._step.average.restart()
-        load_state(self.optimizer, dict(self.model.named_parameters()), optimizer)
+        if load_state(self.optimizer, dict(self.model.named_parameters()), optimizer):
+            self._runner.forget()
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return copies of the gradients of the last step by parameter name, on the CPU."""
