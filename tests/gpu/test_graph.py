@@ -119,8 +119,13 @@ def both(context, *arguments):
 
 @pytest.mark.parametrize(
     ("model", "precision", "level"),
-    [("resnet18", "bf16", "bits"), ("resnet18", "bf16", "math"), ("resnet18", "bf16", "loose"), ("dropout", "fp32", "math")],
-)  # fmt: skip
+    [
+        ("resnet18", "bf16", "bits"),
+        ("resnet18", "bf16", "math"),
+        ("resnet18", "bf16", "loose"),
+        ("dropout", "fp32", "math"),
+    ],
+)
 def test_reductions_are_recorded(pair, model, precision, level):
     for eager, graph in pair.run(both, model, precision, level):
         assert graph["recorded"] == 1

@@ -41,8 +41,9 @@ def load_by_name(optimizer: Optimizer, named: _Named, saved: Mapping[str, Any]) 
     """Give ``optimizer`` the state that ``state_by_name`` returned, whatever the order of its parameters and groups.
 
     Entries keep their dtype and move to their parameter's device; no memory is shared with ``saved``. Options that
-    ``saved`` lacks stay as they are, and so do those that say how a device computes. Raises ``UsageError`` that lists what differs, with the optimizer unchanged:
-    its kind, names that are missing or new, or parameters that are grouped otherwise.
+    ``saved`` lacks stay as they are, and so do those that say how a device computes. Raises ``UsageError`` that lists
+    what differs, with the optimizer unchanged: its kind, names that are missing or new, or parameters that are
+    grouped otherwise.
     """
     groups = _groups(optimizer, named)
     _check(type(optimizer).__name__, groups, saved)
