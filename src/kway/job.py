@@ -51,7 +51,8 @@ class Job:
         tuple or dict of them, or a ``DataLoader``, of which the data set, collate function, workers and sampler
         are kept.
     ``batch_size``
-        the global batch, in samples, on any number of devices. ``None``: the loader's own, else 256.
+        the global batch, in samples, on any number of devices; it replaces that of a ``DataLoader`` in ``data``.
+        ``None``: the loader's own, else 256.
     ``inputs``, ``target``
         how a batch reaches model and loss: a key, a list of keys or a function of the batch. By default the
         last element of a tuple, or the key ``target``, ``label`` or ``labels``, is the target.

@@ -29,6 +29,12 @@ class Rows(Dataset):
 def loader():
     return DataLoader(Rows(), batch_size=8, shuffle=True, num_workers=2)
 
+def own_batches():
+    return DataLoader(Rows(), batch_sampler=[[0, 1, 2], [3, 4]])
+
+def held_out():
+    return loader(), DataLoader(Rows(), batch_size=6)
+
 def pair():
     return Stream(), Stream()
 
@@ -77,6 +83,70 @@ def test_a_loader_is_not_run_to_find_the_usual_loss(here, capsys, monkeypatch):
     flags = "--batch-size 8 --workers 0 --epochs 1 --devices cpu:1 --out run --json"
     record = kway(f"train own.py:model --data own.py:loader {flags}", capsys)
     assert "train_accuracy" in record["epochs"][0]
+
+
+SIZES = [
+    ("own.py:model --data own.py:loader", 8, None),
+    ("own.py:model --data own.py:loader --batch-size 5", 5, "batch size 5 instead of the DataLoader's 8"),
+    ("own.py:job", 8, None),
+    ("own.py:job --batch-size 5", 5, "batch size 5 instead of the DataLoader's 8"),
+    ("own.py:model --data own.py:own_batches", 3, None),
+    ("own.py:model --data own.py:rows --loss own.py:flat", 256, None),
+]
+JOB = """
+import kway
+
+rows = X, X[:, :1]
+job = kway.Job(model=model, loss=torch.nn.CrossEntropyLoss(), optimizer=torch.optim.SGD, data=loader())
+
+def flat(output, target):
+    return (output[:, :1] - target).square()
+"""
+
+
+@pytest.mark.parametrize(("words", "size", "said"), SIZES)
+def test_a_loader_s_batch_size_counts_unless_one_is_given(here, capsys, words, size, said):
+    (here / "own.py").write_text(SOURCE + JOB)
+    flags = f"{words} --workers 0 --devices cpu:1 --json"
+    record = kway(f"train {flags} --epochs 1 --out run", capsys)
+    assert (record["batch_size"], record["steps"]) == (size, -(-23 // size) if size != 3 else 2)
+    notices = [line for line in record["notices"] if "batch size" in line]
+    assert notices == ([said] if said else [])
+    proof = kway(f"prove {flags} --steps 1", capsys)
+    assert proof["batch_size"] == min(size, 23)
+    assert [line for line in proof["notices"] if "batch size" in line] == notices
+
+
+def test_what_the_command_says_of_the_batch_is_what_it_takes(here, capsys):
+    flags = "--workers 0 --epochs 1 --devices cpu:1 --out"
+    for place, (given, said) in enumerate(
+        [
+            ("loader", "8 (global)"),
+            ("loader --batch-size 5", "5 (global)"),
+            ("own_batches", "as list makes it"),
+        ]
+    ):
+        assert main(f"train own.py:model --data own.py:{given} {flags} run{place}".split()) == 0
+        assert f"batch      {said}" in capsys.readouterr().out
+
+
+def test_a_batch_sampler_of_one_s_own_takes_no_batch_size(here, capsys):
+    for command in ("train", "prove"):
+        words = f"{command} own.py:model --data own.py:own_batches --batch-size 4 --devices cpu:1"
+        assert main(words.split()) == 2
+        assert "leave batch_size (--batch-size) out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+@pytest.mark.parametrize("data", ["loader", "held_out"])
+def test_a_batch_size_counts_where_weights_are_judged(here, capsys, command, data):
+    save_file(torch.nn.Linear(4, 2).state_dict(), here / "w.safetensors")
+    words = f"{command} own.py:model --weights w.safetensors --data own.py:{data} --workers 0 --devices cpu:1 --json"
+    said = []
+    for given in ("", " --batch-size 5"):
+        assert main((words + given).split()) == 0
+        said.append("batch size 5 instead of the DataLoader's" in capsys.readouterr().err)
+    assert said == [False, True]
 
 
 def test_a_proof_of_a_stream(here, capsys):

@@ -141,10 +141,20 @@ def test_a_loader_of_tensors_is_read_at_once_unless_it_collates():
     assert (parts.collate, parts.workers) == (len, 2)
 
 
-@pytest.mark.parametrize("own", [4, 13])
-def test_two_batch_sizes_are_an_error_that_names_both(own):
-    with pytest.raises(UsageError, match=f"batch_size=7.*batch_size={own}"):
-        apart(DataLoader(Rows(), batch_size=own), 7)
+def test_a_batch_size_replaces_that_of_a_loader_and_says_so():
+    sampler = WeightedRandomSampler([1.0] * 4 + [0.0] * 9, 20)
+    parts = apart(DataLoader(Rows(), batch_size=4, shuffle=True, collate_fn=len, drop_last=True), 7)
+    assert (parts.order, parts.collate) == (KeyedOrder(13, 7, 0, True, drop_last=True), len)
+    assert parts.notices[0] == "batch size 7 instead of the DataLoader's 4"
+    assert "the last 6 samples are left out" in parts.notices[1]
+    kept = apart(DataLoader(Rows(), batch_size=4, sampler=sampler), 7)
+    assert [len(batch) for batch in every(kept.order)] == [7, 7, 6]
+    assert {index for batch in every(kept.order) for index in batch} == {0, 1, 2, 3}
+    assert not apart(DataLoader(Rows(), batch_size=4), 4).notices
+
+
+class Buckets(BatchSampler):
+    """A batch sampler of the user's own."""
 
 
 def test_other_samplers_are_kept():
@@ -161,8 +171,12 @@ def test_other_samplers_are_kept():
 def test_batches_of_a_batch_sampler_are_kept_whole():
     batches = [[0, 1, 2], [3], [4, 5]]
     assert every(apart(DataLoader(Rows(), batch_sampler=batches)).order) == batches
-    with pytest.raises(UsageError, match="batch_size=4"):
+    with pytest.raises(UsageError, match=r"batch_size=4 .*\(list\).*; leave batch_size \(--batch-size\) out"):
         apart(DataLoader(Rows(), batch_sampler=batches), 4)
+    buckets = DataLoader(Rows(), batch_sampler=Buckets(RandomSampler(Rows()), 4, False))
+    with pytest.raises(UsageError, match=r"batch_size=7 .*\(Buckets, batch_size=4\)"):
+        apart(buckets, 7)
+    assert apart(buckets, 4).order.batch_size == 4
 
 
 def test_a_sampler_that_splits_is_refused():

@@ -179,8 +179,10 @@ def test_a_loader_is_taken_apart():
     assert "drop_last of the DataLoader is not kept: every sample counts" in whole.notices
     reader = Loader(take_apart(given, batch_size=5, seed=0, shuffle=True, workers=0), rank=0, size=1, seed=0)
     assert [share.micro[0] for share in reader.epoch(0)] == [(5, 5), (5, 5)]
-    with pytest.raises(UsageError, match=r"batch_size=7.*batch_size=5"):
-        take_apart(given, batch_size=7, seed=0, shuffle=True)
+    other = take_apart(given, batch_size=7, seed=0, shuffle=True)
+    assert other.order == StreamOrder(None, 7, drop_last=True)
+    assert "batch size 7 instead of the DataLoader's 5" in other.notices
+    assert "batch size 7 instead of the DataLoader's 5" in held(other, 0, 1).notices
 
 
 def test_only_what_it_does_is_said():

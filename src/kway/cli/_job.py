@@ -39,7 +39,7 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
         optimizer=optimizer,
         data=train,
         validation=validation,
-        batch_size=256 if args.batch_size is None else args.batch_size,
+        batch_size=args.batch_size,
         precision=args.precision or "fp32",
         metrics=_metrics(loss),
         init=_existing(args.init),
@@ -53,13 +53,25 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
         f"data       {data_text}",
         f"loss       {loss_text}",
         f"optimizer  {optimizer_text}",
-        f"batch      {job.batch_size} (global), {job.precision}, seed {job.seed}",
+        f"batch      {_batch_text(job)} (global), {job.precision}, seed {job.seed}",
     ]
     return job, lines + [f"note       {text}" for text in [*notices, *_still(args)]]
 
 
 def _still(args: argparse.Namespace) -> list[str]:
     return ["with --lr 0 no weight moves"] if getattr(args, "lr", None) == 0 else []
+
+
+def _batch_text(job: Job) -> str:
+    """Say how many samples a global batch holds, where the job itself may leave it to its data."""
+    from torch.utils.data import DataLoader
+
+    from kway.data.parts import DEFAULT_BATCH_SIZE
+
+    if job.batch_size is not None or not isinstance(job.data, DataLoader):
+        return str(job.batch_size or DEFAULT_BATCH_SIZE)
+    own = job.data.batch_size or getattr(job.data.batch_sampler, "batch_size", None)
+    return str(own) if own else f"as {type(job.data.batch_sampler).__name__} makes it"
 
 
 def _zoo_names() -> list[str]:

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
     weights = weights_file(args.weights)
     job, lines = job_of(args)
-    values = evaluate(job, weights, devices=args.devices, strategy=args.strategy)
+    where = {"devices": args.devices, "strategy": args.strategy}
+    values = evaluate(job, weights, batch_size=args.batch_size, **where)
     if args.json:
         print(
             json.dumps(

@@ -26,7 +26,12 @@ def model(parser: argparse.ArgumentParser, precision: str = "fp32; TF32 is off")
     parser.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="root with one folder a data set (or KWAY_DATA)"
     )
-    parser.add_argument("--batch-size", type=int, metavar="N", help="global batch, in samples (default 256)")
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="global batch, in samples (default: that of the Job or of the DataLoader, else 256)",
+    )
     parser.add_argument("--precision", metavar="P", help=f"{', '.join(PRECISIONS)} (default {precision})")
     parser.add_argument(
         "--seed", type=int, metavar="N", help="seed of weights, order and dropout (default 0)"

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     weights = weights_file(args.weights)
     job, lines = job_of(args, False)
     with claimed(args.out or default_folder(f"{job.title}-predictions"), "predictions.safetensors") as folder:
-        tensors = named_tensors(predict(job, weights, devices=args.devices, strategy=args.strategy))
+        where = {"devices": args.devices, "strategy": args.strategy}
+        tensors = named_tensors(predict(job, weights, batch_size=args.batch_size, **where))
         path = folder / "predictions.safetensors"
         write_atomically(path, save({name: value.contiguous() for name, value in tensors.items()}))
     shapes = {name: list(value.shape) for name, value in tensors.items()}

@@ -21,6 +21,7 @@ from kway.errors import DataError, UsageError
 
 DEFAULT_BATCH_SIZE = 256
 KEPT = "drop_last of the DataLoader is not kept: every sample counts"
+RESIZED = "batch size "
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def take_apart(
 ) -> Parts:
     """Take apart a data set, a stream, tensors, arrays (alone, in a tuple, list or dict) or a ``DataLoader``.
 
-    ``batch_size`` is the global one; ``None`` means the ``DataLoader``'s, or 256. ``shuffle`` False keeps the
+    ``batch_size`` is the global one, and counts instead of a ``DataLoader``'s, with a notice; ``None`` means the
+    ``DataLoader``'s, or 256. ``shuffle`` False keeps the
     order of the data set (evaluation); a ``DataLoader`` that does not shuffle is not shuffled. ``every``: the
     last batch is kept whatever a ``DataLoader`` says, because every sample counts. Raises
     ``UsageError`` for what cannot be spread over ranks, and ``DataError`` for an empty or uneven data set. An
@@ -170,9 +172,10 @@ def _from_loader(
         )
     chosen = loader.num_workers if workers is None else workers
     if is_stream(data):
-        _agree(batch_size, batches.batch_size)
-        read_by = StreamOrder(length(data), batches.batch_size, batches.drop_last and not every)
+        size = batch_size or batches.batch_size
+        read_by = StreamOrder(length(data), size, batches.drop_last and not every)
         parts = _stream(data, read_by, shuffle, collate or loader.collate_fn, chosen, loader.worker_init_fn)
+        parts.notices.extend(_resized(size, batches.batch_size))
         if batches.drop_last and every:
             parts.notices.append(KEPT)
         return parts
@@ -187,24 +190,24 @@ def _from_loader(
     order: Order
     notices: list[str] = []
     if type(batches) is BatchSampler:
-        own = batches.batch_size
+        size = batch_size or batches.batch_size
         sampler, drop_last = batches.sampler, batches.drop_last
-        _agree(batch_size, own)
+        notices.extend(_resized(size, batches.batch_size))
         if drop_last and every:
             drop_last = False
             notices.append(KEPT)
-        if drop_last and samples % own:
+        if drop_last and samples % size:
             notices.append(
-                f"drop_last of the DataLoader is kept: the last {samples % own} samples are left out"
+                f"drop_last of the DataLoader is kept: the last {samples % size} samples are left out"
             )
         if _is_plain(sampler, samples):
             shuffled = shuffle and type(sampler) is RandomSampler
-            order = KeyedOrder(samples, own, seed, shuffled, drop_last)
+            order = KeyedOrder(samples, size, seed, shuffled, drop_last)
         else:
-            order = SamplerOrder(sampler, samples, own, seed, data, drop_last)
+            order = SamplerOrder(sampler, samples, size, seed, data, drop_last)
     else:
         order = BatchSamplerOrder(batches, samples, seed, data)
-        _agree(batch_size, getattr(batches, "batch_size", None))
+        _agree(batch_size, batches)
     if not isinstance(order, KeyedOrder):
         notices.append(
             f"{type(order.sampler).__name__} is replayed in every process, seeded by seed and epoch"
@@ -219,11 +222,17 @@ def _is_plain(sampler: object, samples: int) -> bool:
     return type(sampler) is SequentialSampler and len(sampler) == samples
 
 
-def _agree(wanted: int | None, own: int | None) -> None:
+def _resized(size: int, own: int) -> list[str]:
+    return [] if size == own else [f"{RESIZED}{size} instead of the DataLoader's {own}"]
+
+
+def _agree(wanted: int | None, batches: Any) -> None:
+    """Raise ``UsageError`` where a size is asked for beside batches that somebody else makes."""
+    own = getattr(batches, "batch_size", None)
     if wanted is not None and wanted != own:
-        found = f"batch_size={own}" if own else "a batch sampler of its own"
         raise UsageError(
-            f"batch_size={wanted} and a DataLoader with {found}",
-            "one global batch size",
-            "leave batch_size out, or pass the data set instead of the DataLoader",
+            f"batch_size={wanted} and a DataLoader with a batch sampler of its own ({type(batches).__name__}"
+            + (f", batch_size={own})" if own else ")"),
+            "it alone says which samples make a batch",
+            "leave batch_size (--batch-size) out, or pass the data set instead of the DataLoader",
         )

@@ -11,7 +11,7 @@ from kway.data.digest import digest_of
 from kway.data.fetch import Request, collated
 from kway.data.generators import OwnGenerators, preserved
 from kway.data.order import Indices, KeyedOrder, key
-from kway.data.parts import Parts
+from kway.data.parts import RESIZED, Parts
 from kway.data.share import Outline, Share
 from kway.data.streams import StreamOrder
 from kway.errors import DataError
@@ -135,4 +135,6 @@ def held(parts: Parts, seed: int, batches: int) -> Parts:
         raise empty(name, 0, order, len(items))
     keyed = KeyedOrder(len(items), order.batch_size, seed, shuffle=False, drop_last=order.drop_last)
     notices = [f"{name} is a stream: its first {len(items)} items are read into memory"]
+    # What was said of reading a stream holds no longer; the size of a batch stays what it is.
+    notices += [line for line in parts.notices if line.startswith(RESIZED)]
     return replace(parts, dataset=items, order=keyed, workers=0, worker_init=None, notices=notices)

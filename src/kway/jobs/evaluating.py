@@ -21,37 +21,50 @@ Weights = str | Path | Mapping[str, torch.Tensor] | nn.Module | None
 
 
 def evaluate(
-    job: Job, weights: Weights = None, *, data: Any = None, devices: Any = "auto", strategy: str = "auto"
+    job: Job,
+    weights: Weights = None,
+    *,
+    data: Any = None,
+    batch_size: int | None = None,
+    devices: Any = "auto",
+    strategy: str = "auto",
 ) -> dict[str, float]:
     """Return ``loss`` and every metric of ``job`` over ``data`` (default: its validation data, else its data).
 
     ``weights``: a safetensors file, a state dict or a module; ``None``: the job's model as it is. Each sample
-    counts once on any number of devices, also the last ones of a ``DataLoader`` with ``drop_last``. Prints what there
+    counts once on any number of devices, also the last ones of a ``DataLoader`` with ``drop_last``. ``batch_size``: the
+    samples of a batch over all devices (default: a ``DataLoader``'s own, else the job's). Prints what there
     is to know about the data on standard error. Raises ``UsageError`` before anything starts.
     """
-    results = _on_ranks(evaluate_rank, job, weights, data, devices, strategy)
+    results = _on_ranks(evaluate_rank, job, weights, judged(job, data, batch_size), devices, strategy)
     values: dict[str, float] = results[0]
     return values
 
 
 def predict(
-    job: Job, weights: Weights = None, *, data: Any = None, devices: Any = "auto", strategy: str = "auto"
+    job: Job,
+    weights: Weights = None,
+    *,
+    data: Any = None,
+    batch_size: int | None = None,
+    devices: Any = "auto",
+    strategy: str = "auto",
 ) -> Any:
     """Return the model's outputs over ``data``, in the order of the data set, on the CPU.
 
     Tensors come back as one tensor of shape (samples, ...), nested tuples and dicts of them likewise. See
     ``evaluate`` for the arguments.
     """
+    parts = judged(job, data, batch_size)
     pieces = [
-        piece for rank in _on_ranks(predict_rank, job, weights, data, devices, strategy) for piece in rank
+        piece for rank in _on_ranks(predict_rank, job, weights, parts, devices, strategy) for piece in rank
     ]
     order = torch.argsort(torch.cat([torch.as_tensor(indices) for indices, _ in pieces]))
     return _merged([output for _, output in pieces], order, [len(indices) for indices, _ in pieces])
 
 
-def _on_ranks(task: Any, job: Job, weights: Weights, data: Any, devices: Any, strategy: str) -> list[Any]:
+def _on_ranks(task: Any, job: Job, weights: Weights, parts: Parts, devices: Any, strategy: str) -> list[Any]:
     where = place(devices, strategy)
-    parts = judged(job, data)
     if where.is_main:
         for text in parts.notices:
             print(f"kway: {text}", file=sys.stderr)
@@ -61,12 +74,15 @@ def _on_ranks(task: Any, job: Job, weights: Weights, data: Any, devices: Any, st
     return where.run(task, bare, parts, where.plan.layout)
 
 
-def judged(job: Job, data: Any = None) -> Parts:
-    """Return the parts of what is judged: ``data``, else the job's validation data, else its data."""
+def judged(job: Job, data: Any = None, batch_size: int | None = None) -> Parts:
+    """Return the parts of what is judged: ``data``, else the job's validation data, else its data.
+
+    Raises ``UsageError`` and ``DataError`` for data that cannot be judged.
+    """
     given = data if data is not None else job.validation if job.validation is not None else job.data
     return take_apart(
         given,
-        batch_size=_batch(job, given),
+        batch_size=_batch(job, given) if batch_size is None else batch_size,
         seed=job.seed,
         shuffle=False,
         workers=job.workers,
