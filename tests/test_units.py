@@ -1,6 +1,6 @@
 import pytest
 
-from kway.units import bytes_text, seconds_text
+from kway.units import bytes_text, seconds_text, ulps_text
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,19 @@ def test_bytes(count, text):
 )
 def test_seconds(seconds, text):
     assert seconds_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("ulps", "text"),
+    [
+        (None, None),
+        (0.0, "0.0"),
+        (14.2, "14.2"),
+        (9999.9, "9999.9"),
+        (13803202268.0, "1.380e+10"),
+        (1.0484573081962928e16, "1.048e+16"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_ulps(ulps, text):
+    assert ulps_text(ulps) == text

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from kway.errors import UsageError
+from kway.units import ulps_text
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -258,5 +259,5 @@ def _found(row: dict[str, Any]) -> str:
     text = f"{row['strategy']} on {count} device{'' if count == 1 else 's'}: {row['equal']}"
     if row["equal"] not in ("bits", "ulps"):
         return text
-    most = f", {row['max_ulps']} at most" if row["equal"] == "ulps" else ""
+    most = f", {ulps_text(row['max_ulps'])} at most" if row["equal"] == "ulps" else ""
     return f"{text}{most} in {row['tensors']} tensors"

@@ -43,6 +43,13 @@ def seconds_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def ulps_text(ulps: float | None) -> str | None:
+    """Write units in the last place: ``14.2``, and from 10,000 on in four digits, ``1.048e+16``; ``None`` stays."""
+    if ulps is None:
+        return None
+    return f"{ulps:.1f}" if ulps < 1e4 else f"{ulps:.3e}"
+
+
 def duration(what: str, value: object) -> timedelta | None:
     """Read ``90s``, ``5min``, ``2h``, a number of seconds or a ``timedelta``; ``None`` stays ``None``.
 

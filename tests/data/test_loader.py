@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 from kway.data.loader import Loader, cut
 from kway.data.parts import take_apart
 from kway.data.placed import place
-from kway.errors import UsageError
+from kway.errors import DataError, UsageError
 
 X, Y = torch.arange(26.0).view(13, 2), torch.arange(13)
 
@@ -195,3 +195,21 @@ def test_a_loader_for_a_gpu_decides_once_how_batches_get_there(monkeypatch, room
     reader.close()
     next(reader.epoch(0))
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("made", [torch.ones, lambda size: [0.0] * size])
+def test_samples_of_several_sizes_are_told_what_to_do(made):
+    uneven = [(made(1 + index % 3), index) for index in range(9)]
+    with pytest.raises(DataError, match=r"equal size.*pass a DataLoader with a collate_fn") as caught:
+        list(loader(uneven).epoch(0))
+    # None of torch's own frames: they say nothing of the user's code.
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def test_what_a_collate_function_of_one_s_own_raises_stays_as_it_is():
+    def collate(samples):
+        raise RuntimeError("not of equal size, it says")
+
+    with pytest.raises(RuntimeError, match="it says"):
+        list(loader(Drawn(), collate=collate).epoch(0))

@@ -136,3 +136,14 @@ def test_a_file_in_the_way_of_saving_is_an_error(tmp_path):
         pytest.raises(kway.UsageError, match="cannot be written"),
     ):
         p.save(tmp_path / "file")
+
+
+def scalar(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none").mean().reshape(())
+
+
+def test_a_loss_that_returns_a_scalar_is_warned_about_once(capsys):
+    with kway.parallel(replace(job_of(), loss=scalar), devices="cpu:1") as p:
+        for batch in p.batches(0):
+            p.step(batch)
+    assert capsys.readouterr().err.count("kway: warning: the loss returned a scalar") == 1

@@ -313,3 +313,25 @@ def test_a_run_is_told_in_one_line(ranks, size, place):
     figures = f"loss {row['train_loss']:.4f}  validation loss {row['validation_loss']:.4f}"
     assert str(run) == f"Run(net: {place}, 6 steps; epoch 2: {figures}  accuracy {row['accuracy']:.4f})"
     assert repr(train(ranks, job_of(metrics={}, validation=None), size)).count("\n") == 0
+
+
+def scalar(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none").mean().reshape(())
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_loss_that_returns_a_scalar_is_warned_about_once(ranks, capsys, size):
+    run = kway.train(job_of(loss=scalar), devices=f"cpu:{size}", ranks=ranks, epochs=2)
+    said = capsys.readouterr().err
+    assert said.count("kway: warning: the loss returned a scalar") == 1
+    assert "losses.py" not in said
+    assert "rank 1" not in said
+    assert sum("the loss returned a scalar" in line for line in run.record.notices) == 1
+    plain = kway.train(job_of(), devices=f"cpu:{size}", ranks=ranks, epochs=1)
+    assert "warning" not in capsys.readouterr().err
+    assert not any("scalar" in line for line in plain.record.notices)
+
+
+def test_evaluation_warns_about_a_scalar_too(capsys):
+    kway.evaluate(job_of(loss=scalar), devices="cpu:1")
+    assert capsys.readouterr().err.count("kway: warning: the loss returned a scalar") == 1

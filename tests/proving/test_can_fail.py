@@ -300,3 +300,32 @@ def test_bad_input_is_one_error(ranks, more, named, tmp_path):
     with pytest.raises(kway.UsageError, match=named):
         proved(ranks, job_of(), out=tmp_path / "proof", **more)
     assert not (tmp_path / "proof").exists()
+
+
+def scalar_sum(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none").sum().reshape(())
+
+
+def scalar_mean(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none").mean().reshape(())
+
+
+@pytest.mark.parametrize("exactness", ["math", "bits"])
+def test_a_scalar_loss_is_named_and_where_a_proof_fails_it_is_suspected(ranks, exactness):
+    wrong = proved(ranks, job_of(loss=scalar_sum), exactness=exactness, steps=1)
+    assert wrong.verdict == "fail"
+    assert sum("the loss returned a scalar" in line for line in wrong.notices) == 1
+    assert "the loss is the likely cause" in str(wrong)
+    right = proved(ranks, job_of(loss=scalar_mean), exactness=exactness, steps=1)
+    assert right.verdict == "pass"
+    assert any("the loss returned a scalar" in line for line in right.notices)
+    assert "likely cause" not in str(right)
+    other = proved(ranks, job_of(partial(Biased, 1e-3)), exactness=exactness, steps=1)
+    assert other.verdict == "fail"
+    assert "likely cause" not in str(other)
+
+
+def test_large_differences_are_told_in_few_digits(ranks):
+    proof = proved(ranks, job_of(lambda: nn.Linear(3, 4)), steps=1)
+    row = {**proof.candidates[1], "equal": "ulps", "max_ulps": 1.0484573081962928e16}
+    assert " ulps, 1.048e+16 at most in " in str(replace(proof, candidates=[row]))

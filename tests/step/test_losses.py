@@ -260,15 +260,40 @@ def test_parts_of_a_user_s_loss_add_up_to_the_whole(loss, right, cuts):
 
 
 @pytest.mark.parametrize("cuts", [(0, 9), (0, 5, 9), (0, 1, 3, 4, 9)])
-def test_a_scalar_is_a_mean_over_samples_and_warns_once(cuts):
+def test_a_scalar_is_a_mean_over_samples_and_doubted_once(cuts):
     rule = rule_for(lambda output, target: per_sample(output, target).mean(), CPU)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
+    assert rule.doubts == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         value, _ = in_parts(rule, REAL, OTHER, cuts)
         in_parts(rule, REAL, OTHER, cuts)
-    assert len(caught) == 1
-    assert "(sum, weight)" in str(caught[0].message)
+    (doubt,) = rule.doubts
+    assert "the loss returned a scalar" in doubt
+    assert "(sum, weight)" in doubt
     torch.testing.assert_close(value, per_sample(REAL, OTHER).mean(), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("loss", [pair, per_sample])
+def test_what_adds_up_is_not_doubted(loss):
+    rule = rule_for(loss, CPU)
+    in_parts(rule, REAL, OTHER, (0, 4, 9))
+    assert rule.doubts == []
+
+
+def test_a_weight_that_requires_gradients_is_an_error():
+    learned = torch.ones(N, dtype=torch.float64, requires_grad=True)
+
+    def weighed(output, target):
+        return (per_sample(output, target) * learned).sum(), learned.sum()
+
+    with pytest.raises(
+        UsageError, match=r"the loss .* weight that requires gradients: a constant.*; detach it"
+    ):
+        rule_for(weighed, CPU)(REAL, OTHER, N)
+    with pytest.raises(UsageError, match=r"the model .* weight that requires gradients"):
+        rule_for(None, CPU)((REAL.sum(), learned.sum()), None, N)
+    total, weight = rule_for(lambda o, t: (weighed(o, t)[0], learned.sum().detach()), CPU)(REAL, OTHER, N)
+    assert (total.requires_grad, float(weight)) == (True, N)
 
 
 def test_without_a_loss_the_model_s_own_pair_counts():

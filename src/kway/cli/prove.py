@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.cli._job import default_folder, job_of
     from kway.jobs.proving import prove
     from kway.report.tables import table
+    from kway.units import ulps_text
 
     # A Job's own optimizer stays in the job: the proof says what it takes instead.
     of_job = args.optimizer is None and args.lr is None and _is_job(args.model)
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
                 row["devices"],
                 _shares(row["shares"]),
                 row["equal"],
-                row["max_ulps"],
+                ulps_text(row["max_ulps"]),
                 row["tensors"],
             ]
             for row in proof.candidates

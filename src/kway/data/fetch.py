@@ -4,8 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torch.utils.data import default_collate
+
 from kway.data.generators import preserved, seed_generators
 from kway.data.order import Indices, key
+from kway.errors import DataError
+
+# In what torch's collate function says of samples that do not go into one tensor.
+_UNEVEN = "equal size"
 
 
 class Request(NamedTuple):
@@ -42,7 +48,21 @@ class Fetcher:
 def collated(collate: Callable[[list[Any]], Any], samples: list[Any], seed: int, request: Request) -> Any:
     """Make a batch of ``samples``, under generators seeded by where they stand in which global batch.
 
-    The process's own random state is not put back.
+    The process's own random state is not put back. Raises ``DataError`` where torch's own collate function finds
+    samples of several sizes.
     """
     seed_generators(key(seed, "collate", request.epoch, request.step, request.first))
-    return collate(samples)
+    if collate is not default_collate:
+        return collate(samples)
+    try:
+        return default_collate(samples)
+    except RuntimeError as error:
+        if _UNEVEN not in str(error):
+            raise
+        text = str(error)
+    # Without the frames of torch, of which none is the user's.
+    raise DataError(
+        f"samples that make no batch ({text})",
+        "samples of one size",
+        "pass a DataLoader with a collate_fn that pads them, or let the data set do so",
+    )

@@ -136,7 +136,9 @@ def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], u
     )
     loader = engine.loader(parts)
     try:
-        return use(engine, loader.epoch(0))
+        result = use(engine, loader.epoch(0))
+        engine.warn()
+        return result
     finally:
         loader.close()
         engine.close()

@@ -71,13 +71,20 @@ class Case:
 class Judge(ABC):
     """Judges candidates on one case, beside a reference.
 
-    ``notices``: lines for the user; ``optimizer``: what the reference began with (``optimizer_facts``).
+    ``notices``: lines for the user, ``doubts`` among them: what in the loss may not add up; ``optimizer``: what the
+    reference began with (``optimizer_facts``).
     """
 
     def __init__(self, case: Case, reference: Reference | ShardReference) -> None:
         self.case = case
         self.notices: list[str] = []
+        self.doubts: list[str] = []
         self.optimizer = optimizer_facts(reference.optimizer)
+
+    def _hear(self, result: dict[str, Any]) -> None:
+        """Keep what a candidate has to say."""
+        self.notices += [*result["notices"], *result["doubts"]]
+        self.doubts += result["doubts"]
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -110,7 +117,7 @@ class MathJudge(Judge):
     def compare(self, layout: dict[str, int], run: Runner) -> dict[str, Any]:
         """Compare by the noise of the reference."""
         result = run(self.case.spec(layout, self._level))
-        self.notices += result["notices"]
+        self._hear(result)
         return _by_noise(self.case, self._snapshots, result)
 
 
@@ -147,7 +154,7 @@ class BitsJudge(Judge):
     def compare(self, layout: dict[str, int], run: Runner) -> dict[str, Any]:
         """Compare the SHA-256 of every tensor of every step."""
         result = run(self.case.spec(layout, "bits", free=True))
-        self.notices += result["notices"]
+        self._hear(result)
         row: dict[str, Any] = {
             "equal": "bits",
             "reason": "",

@@ -132,6 +132,7 @@ class Session:
         self._status.at(STEP, self.steps + 1)
         outcome: Outcome = self.engine.step(share, self.steps)
         self._status.at("own code")
+        self.engine.warn()
         if self._unsaid:
             for line in self._unsaid if has_drawn(self.engine.device) else []:
                 self.print(f"kway: {line}", file=sys.stderr)

@@ -35,6 +35,10 @@ from kway.training.subject import function_name, subject_of
 from kway.training.surroundings import machine, versions
 
 STEPS, STEPS_RECORDED = 3, 6
+BLAMED = (
+    "the loss is the likely cause of what differs: a scalar that is no mean over samples (a sum, a mean over other "
+    "elements, or one that weighs or ignores some) does not add up over devices"
+)
 
 
 def prove(
@@ -135,7 +139,7 @@ def prove(
             precision=job.precision,
             steps=steps,
             candidates=rows,
-            notices=list(dict.fromkeys([*notices, *parts.notices, *judge.notices])),
+            notices=list(dict.fromkeys([*notices, *parts.notices, *judge.notices, *_blamed(judge, rows)])),
             certificate=certificate,
             against=None if other is None else {"file": str(against), "disagreement": disagreement},
             seed=job.seed,
@@ -167,6 +171,11 @@ def _notice_optimizer(own: str | None) -> list[str]:
         f"proved with SGD (lr 0.1, momentum 0.9) instead of the job's {own}: steps that adapt to the gradient's size "
         "hide wrong factors and magnify rounding; own_optimizer=True (--optimizer) proves with another"
     ]
+
+
+def _blamed(judge: Judge, rows: list[dict[str, Any]]) -> list[str]:
+    """Say that the loss is suspected, where a row fails and the loss may not add up."""
+    return [BLAMED] if judge.doubts and any(row["equal"] == "no" for row in rows) else []
 
 
 def _gpus(sets: list[list[str]], cluster: Cluster) -> list[str]:

@@ -58,7 +58,8 @@ def after(folder: str | Path, step: int) -> State:
 def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> dict[str, Any]:
     """Take all steps. Returns ``shares`` (samples by step and rank); ``strays``: for each step, the first tensor
     in which a rank differs from rank 0, as (rank, tensor), or ``None``; ``digests``: for each step, the SHA-256
-    of every tensor of rank 0 by name; ``step_kind`` and ``notices``: how the steps really ran, and why.
+    of every tensor of rank 0 by name; ``step_kind`` and ``notices``: how the steps really ran, and why; ``doubts``:
+    what in the loss may not add up.
     """
     model = build(spec.job) if model is None else model
     largest = max(len(indices) for _, indices in spec.batches)
@@ -90,10 +91,17 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
                 digests.append(every[0])
                 if world.is_main and not spec.free:
                     after_file(spec.folder, step).write_bytes(to_bytes(result))
-            ran, notices = engine.step_kind, engine.notices
+            ran, notices, doubts = engine.step_kind, engine.notices, engine.doubts
         finally:
             engine.close()
-    return {"shares": shares, "strays": strays, "digests": digests, "step_kind": ran, "notices": notices}
+    return {
+        "shares": shares,
+        "strays": strays,
+        "digests": digests,
+        "step_kind": ran,
+        "notices": notices,
+        "doubts": doubts,
+    }
 
 
 def _load(engine: Engine, state: State) -> None:

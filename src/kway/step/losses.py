@@ -59,11 +59,18 @@ class LossRule:
 
     ``rule(output, target, samples)`` returns ``(total, weight)``: a differentiable scalar, the sum over the
     share, and a scalar tensor. ``averaged`` says whether the global value is the sum of totals divided by the
-    sum of weights, or the plain sum of totals.
+    sum of weights, or the plain sum of totals. ``doubts``: what in the loss may not add up, found while it ran, each
+    line once.
     """
 
-    def __init__(self, compute: Callable[[Any, Any, int], tuple[Tensor, Tensor]], averaged: bool) -> None:
+    def __init__(
+        self,
+        compute: Callable[[Any, Any, int], tuple[Tensor, Tensor]],
+        averaged: bool,
+        doubts: list[str] | None = None,
+    ) -> None:
         self._compute, self.averaged = compute, averaged
+        self.doubts: list[str] = [] if doubts is None else doubts
 
     def __call__(self, output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
         """Compute total and weight of one share of ``samples`` samples."""
@@ -74,11 +81,13 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
     """Make the rule for a job's loss. ``floating``: dtype for the loss's own tensors (class weights).
 
     Raises ``UsageError`` as ``check_loss`` does. The rule raises it, too, for an output and a target of shapes that
-    torch would stretch, and ``RefusedError`` for a weight with an entry for each sample.
+    torch would stretch, and for what a loss of the user's own returns that is no loss or cannot add up; and
+    ``RefusedError`` for a weight with an entry for each sample.
     """
     check_loss(loss)
+    doubts: list[str] = []
     if loss is None:
-        return LossRule(lambda output, _, samples: _own(output, samples, "the model"), True)
+        return LossRule(lambda output, _, samples: _own(output, samples, "the model", doubts), True, doubts)
     builtin = _as_builtin(loss)
     if builtin is None:
         if isinstance(loss, nn.Module):
@@ -87,7 +96,11 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
             return LossRule(
                 lambda output, target, samples: _total(loss(output, target), float(samples)), False
             )
-        return LossRule(lambda output, target, samples: _own(loss(output, target), samples, "the loss"), True)
+        return LossRule(
+            lambda output, target, samples: _own(loss(output, target), samples, "the loss", doubts),
+            True,
+            doubts,
+        )
     module = _placed(builtin, device, floating)
     reduction = str(module.reduction)
     if reduction == "mean" and isinstance(module, nn.KLDivLoss) and _kl_mean_is_by_sample():
@@ -207,10 +220,17 @@ def _class_weight(module: nn.Module, target: Tensor) -> Tensor:
     return total
 
 
-def _own(value: Any, samples: int, who: str) -> tuple[Tensor, Tensor]:
-    """Read what a user's loss returned: per-sample losses, ``(sum, weight)``, or a scalar."""
+def _own(value: Any, samples: int, who: str, doubts: list[str]) -> tuple[Tensor, Tensor]:
+    """Read what a user's loss returned: per-sample losses, ``(sum, weight)``, or a scalar, which is a doubt."""
     if isinstance(value, tuple | list) and len(value) == 2:
         total, weight = value
+        if isinstance(weight, torch.Tensor) and weight.requires_grad:
+            # The sum of weights divides once, when all shares are there: no gradient goes through it.
+            raise UsageError(
+                f"{who} returned (sum, weight) with a weight that requires gradients",
+                "a constant: counts or weights of samples",
+                "detach it, or return per-sample losses",
+            )
         dtype = wide(total.dtype)
         return total.to(dtype), torch.as_tensor(weight, dtype=dtype, device=total.device).detach()
     if not isinstance(value, torch.Tensor):
@@ -219,10 +239,11 @@ def _own(value: Any, samples: int, who: str) -> tuple[Tensor, Tensor]:
             "it must return per-sample losses, a pair (sum, weight) or a scalar",
         )
     if value.dim() == 0:
-        warnings.warn(
+        doubt = (
             f"{who} returned a scalar: it is taken as a mean over the samples it saw. Return per-sample "
-            "losses or (sum, weight) to be exact for any weights; a plain sum would change with the number of devices",
-            stacklevel=2,
+            "losses or (sum, weight) to be exact for any weights; a plain sum would change with the number of devices"
         )
+        if doubt not in doubts:
+            doubts.append(doubt)
         return _total(value.to(wide(value.dtype)) * samples, float(samples))
     return _total(value, float(value.numel()))

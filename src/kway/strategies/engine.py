@@ -1,5 +1,6 @@
 """The engine: a job opened on a layout by folding its axes in order."""
 
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -55,6 +56,7 @@ class Engine:
         check_level(layout, level, shards)
         check_model(job, model, layout, level, batch_size, shards)
         self.job, self.layout, self.level = job, dict(layout), level
+        self._is_main, self._warned = world.is_main, 0
         self._level = level_of(level)
         self.device = torch.device(world.device)
         if self.device.type == "cpu":
@@ -106,6 +108,18 @@ class Engine:
     def notices(self) -> list[str]:
         """Lines for the user about how steps run."""
         return list(self._runner.notices)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Lines for the user about a loss that may not add up, once it has run: see ``LossRule``."""
+        return list(self._step.rule.doubts)
+
+    def warn(self) -> None:
+        """Say each of ``doubts`` once, on rank 0 alone, on standard error."""
+        new = self._step.rule.doubts[self._warned :]
+        self._warned += len(new)
+        for line in new if self._is_main else []:
+            print(f"kway: warning: {line}", file=sys.stderr, flush=True)
 
     @property
     def rows(self) -> range:

@@ -177,6 +177,7 @@ class Loop:
             wishes = self._wishes()
             self.engine.ask(wishes)
             outcome = self.engine.step(share, self.steps, course.tally)
+            self.engine.warn()
             if self.unsaid:
                 # Only a model that draws: the step shows it.
                 self.notices += self.unsaid if has_drawn(self.engine.device) else []
@@ -352,7 +353,13 @@ class Loop:
         job, plan = self.spec.job, self.spec.plan
         validation = self.validation
         held = validation.held.parts.notices if validation is not None else []
-        notices = [*self.loader.parts.notices, *held, *self.engine.notices, *self.notices]
+        notices = [
+            *self.loader.parts.notices,
+            *held,
+            *self.engine.notices,
+            *self.engine.doubts,
+            *self.notices,
+        ]
         names = unique_names(self.model)
         works = self.engine.mesh.world.objects(self.clock.work())
         notices += slow_ranks(works)
