@@ -5,33 +5,20 @@ from functools import partial
 
 import pytest
 import torch
+from tests.jobs import resumable
+from tests.jobs.resumable import EPOCHS, TRAINED, Net
 from torch import nn
 
 import kway
 from kway.errors import RefusedError, UsageError
 
-SAMPLES, BATCH, EPOCHS = 110, 24, 3
+SAMPLES, BATCH = 110, 24
 STEPS = 5  # an epoch
 
 
 def data():
     draw = torch.Generator().manual_seed(5)
     return torch.rand(SAMPLES, 12, generator=draw), torch.randint(3, (SAMPLES,), generator=draw)
-
-
-class Net(nn.Module):
-    """Dropout, running statistics, and a buffer that is in no weights file but counts steps all the same."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.drop = nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Dropout(0.2)
-        self.last = nn.Linear(16, 3)
-        self.register_buffer("seen", torch.zeros(()), persistent=False)
-
-    def forward(self, x):
-        if self.training:
-            self.seen += 1
-        return self.last(self.drop(self.norm(self.first(x)).relu())) * (1 + self.seen / 100)
 
 
 class Frozen(Net):
@@ -41,23 +28,8 @@ class Frozen(Net):
 
 
 def job(**more):
-    x, y = data()
-    given = {
-        "model": Net,
-        "loss": nn.CrossEntropyLoss(),
-        "optimizer": partial(torch.optim.Adam, lr=0.01),
-        "data": (x, y),
-        "validation": (x[:30], y[:30]),
-        "batch_size": BATCH,
-        "metrics": {"accuracy": kway.accuracy},
-        "ema": 0.9,
-        "schedule": partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5),
-        **more,
-    }
-    return kway.Job(**given)
-
-
-TRAINED = {"epochs": EPOCHS, "save_best": "accuracy", "early_stop": "validation_loss", "patience": 50}
+    steps = partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5)
+    return resumable.job(*data(), **{"batch_size": BATCH, "ema": 0.9, "schedule": steps, **more})
 
 
 def bits(**more):

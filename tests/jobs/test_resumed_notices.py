@@ -1,27 +1,15 @@
 """A run that goes on where something is not as it was says what."""
 
-from functools import partial
-
 import pytest
 import torch
+from tests.jobs import resumable
+from tests.jobs.resumable import TRAINED, Net
 from torch import nn
 
 import kway
 
 X = torch.rand(60, 12, generator=torch.Generator().manual_seed(5))
 Y = torch.arange(60) % 3
-TRAINED = {"epochs": 3, "save_best": "accuracy", "early_stop": "validation_loss", "patience": 50}
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.drop = nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Dropout(0.2)
-        self.last = nn.Linear(16, 3)
-        self.register_buffer("seen", torch.zeros(()), persistent=False)
-
-    def forward(self, x):
-        return self.last(self.drop(self.norm(self.first(x)).relu()))
 
 
 class NoNorm(Net):
@@ -43,17 +31,7 @@ class Buffered(Net):
 
 
 def job(**more):
-    given = {
-        "model": Net,
-        "loss": nn.CrossEntropyLoss(),
-        "optimizer": partial(torch.optim.Adam, lr=0.01),
-        "data": (X, Y),
-        "validation": (X[:30], Y[:30]),
-        "batch_size": 24,
-        "metrics": {"accuracy": kway.accuracy},
-        **more,
-    }
-    return kway.Job(**given)
+    return resumable.job(X, Y, **more)
 
 
 def ranked(ranks, tmp_path, **more):
