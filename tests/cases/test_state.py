@@ -84,6 +84,43 @@ def test_w15_other_buffers_are_brought_to_one_value_and_it_is_said(looped, train
     assert any("assigned, placed, count, flag, wave" in notice for notice in notices)
 
 
+class Instances(nn.Module):
+    """Running statistics of instances, and a hook on the weight that writes down the gradient it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(1, track_running_stats=True)
+        self.w = nn.Parameter(torch.ones(1))
+        self.w.register_hook(lambda gradient: seen.append(float(gradient)))
+
+    def forward(self, x):
+        return self.w * x + 0 * self.norm(x[:, None].expand(-1, 1, 2))[..., 0]
+
+
+def hooked(session):
+    seen.clear()
+    found = buffers(session)
+    return list(seen), float(session.model.w.grad), float(found["norm.running_mean"])
+
+
+seen: list[float] = []
+
+
+def test_what_the_guide_says_of_instance_norm_and_of_hooks(looped, trained):
+    """The plain mean of what each device saw for its share, and what one device computed, before the reduction."""
+    x = torch.tensor([[0.0], [3.0], [9.0]], dtype=torch.float64)
+    results = looped(job_of(Instances, x), hooked)
+    for _, gradient, mean in results:
+        assert gradient == pytest.approx(4.0, rel=1e-14)
+        assert mean == pytest.approx(0.1 * (1.5 + 9.0) / 2, rel=1e-14)  # of one device: 0.1 * 4
+    assert [hook for hook, *_ in results] == [[pytest.approx(1.0)], [pytest.approx(3.0)]]
+    run = trained(job_of(Instances, x), 2)
+    assert any("norm.running_mean" in notice for notice in run.record.notices)
+    for size in (1, 2):
+        with pytest.raises(kway.RefusedError, match=r"buffer 'norm\.running_mean'"):
+            trained(job_of(Instances, x), size, exactness="bits", shards=2)
+
+
 class Unset(nn.Module):
     """A buffer of which no value is known yet, written in every step."""
 
