@@ -38,7 +38,8 @@ def write_new(cluster: "Cluster", folder: Path) -> Path:
 
     name = f"{cluster.kind}.json"
     try:
-        with claimed(folder, name) as taken:
+        # A run may be at work there: this takes nothing from it.
+        with claimed(folder, name, alone=False) as taken:
             return cluster.save(taken)
     except OSError as error:
         raise UsageError(

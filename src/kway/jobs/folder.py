@@ -1,51 +1,83 @@
-"""The folder of a run: made for it, never written over."""
+"""The folder of a run: made for it, held by it, never written over."""
 
 import errno
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kway.checkpoints.hold import Hold
 from kway.errors import UsageError
 
 
 @contextmanager
-def claimed(out: Path | str | None, record: str, others: tuple[str, ...] = ()) -> Iterator[Path]:
+def claimed(
+    out: Path | str | None, record: str, others: tuple[str, ...] = (), *, alone: bool = True
+) -> Iterator[Path]:
     """Yield the folder for a stage that writes ``record`` (a file name) and ``others``.
 
     ``None``: a temporary folder, gone at the end. A folder that was made here is removed again where the stage
-    fails before it wrote anything. Raises ``UsageError``, with nothing written, where the folder cannot be
-    written or already holds one of the files.
+    fails before it wrote anything. ``alone``: no other stage that wants to be alone gets the folder while the block
+    runs. Raises ``UsageError``, with nothing written, where the folder cannot be written, another run is at work in
+    it, or it already holds one of the files.
     """
     if out is None:
         with tempfile.TemporaryDirectory(prefix="kway-") as name:
             yield Path(name)
         return
     folder = Path(out)
-    made = _make(folder, (record, *others))
+    made, hold = _made(folder, alone)
     try:
+        _check_free(folder, (record, *others))
         yield folder
     except BaseException:
-        for path in reversed(made):
-            if not any(path.iterdir()):
-                path.rmdir()
+        _remove_empty(made)
         raise
+    finally:
+        if hold is not None:
+            hold.close()
 
 
-def _make(folder: Path, files: tuple[str, ...]) -> list[Path]:
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+def is_there(path: Path) -> bool:
+    """Whether something bears this name; a name that no file can have is not there."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _made(folder: Path, alone: bool) -> tuple[list[Path], Hold | None]:
+    """Make the folder; return what was missing, innermost first, and the hold on it."""
+    missing = [path for path in (folder, *folder.parents) if not is_there(path)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        # Not taken away again where this is refused: it is the other run's.
+        return missing, Hold(folder) if alone else None
     except OSError as error:
-        for path in missing:
-            if path.is_dir():
-                path.rmdir()
-        reason = error.strerror or errno.errorcode.get(error.errno or 0, "unknown")
+        _remove_empty(missing)
         raise UsageError(
-            f"out folder {folder} cannot be written: {reason}", "", "name another with --out"
+            f"out folder {folder} cannot be written: {_reason(folder, error)}", "", "name another with --out"
         ) from None
+
+
+def _reason(folder: Path, error: OSError) -> str:
+    if isinstance(error, FileExistsError):
+        for path in (folder, *folder.parents):
+            if path.is_symlink() and not path.exists():
+                return f"{path} is a link to {path.readlink()}, which is not there"
+    return error.strerror or errno.errorcode.get(error.errno or 0, "unknown")
+
+
+def _remove_empty(made: list[Path]) -> None:
+    for path in made:
+        # Also where somebody removed or renamed it meanwhile: what went wrong first is what counts.
+        with suppress(OSError):
+            path.rmdir()
+
+
+def _check_free(folder: Path, files: tuple[str, ...]) -> None:
     for name in files:
         if (folder / name).exists():
             raise UsageError(
@@ -53,4 +85,3 @@ def _make(folder: Path, files: tuple[str, ...]) -> list[Path]:
                 "a record is never written over",
                 "name another folder with --out",
             )
-    return list(reversed(missing))
