@@ -1,17 +1,23 @@
 import socket
+import threading
 
 import pytest
 
 from kway.errors import UsageError
 from kway.launch.address import (
     backend_of,
+    check_interface,
+    check_name,
     device_of_rank,
     environment,
     listening_socket,
     loopback_interface,
     rank_variables,
     reserved_port,
+    wait_for_listener,
 )
+from kway.launch.local import Ranks
+from kway.launch.script import launch
 
 
 def test_what_another_launcher_left_does_not_reach_the_ranks():
@@ -26,6 +32,36 @@ def test_backends_use_loopback_unless_the_user_says_otherwise():
     assert environment(["cpu"], None, {})["GLOO_SOCKET_IFNAME"] == loopback_interface()
     own = environment(["cpu"], None, {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "ib0"})
     assert (own["GLOO_SOCKET_IFNAME"], own["NCCL_SOCKET_IFNAME"]) == ("eth7", "ib0")
+
+
+def test_a_network_interface_that_is_not_there_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonsense0")
+    for start in (lambda: Ranks(["cpu"] * 2), lambda: launch(__file__, [], ["cpu"] * 2)):
+        with pytest.raises(UsageError, match="GLOO_SOCKET_IFNAME names 'nonsense0'"):
+            start()
+    there = socket.if_nameindex()[0][1]
+    check_interface({"GLOO_SOCKET_IFNAME": there}, "gloo")
+    check_interface({"GLOO_SOCKET_IFNAME": "nonsense0"}, "nccl")
+
+
+def test_a_name_service_that_does_not_answer_is_given_time(monkeypatch):
+    def busy(*_):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", busy)
+    check_name({"MASTER_ADDR": "node-0"})
+
+
+def test_waiting_for_a_listener_ends_when_it_is_there():
+    with reserved_port() as port, socket.socket() as late:
+        with pytest.raises(OSError, match="refused"):
+            wait_for_listener("127.0.0.1", port, 0.2)
+        late.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        late.bind(("127.0.0.1", port))
+        timer = threading.Timer(0.3, late.listen)
+        timer.start()
+        wait_for_listener("127.0.0.1", port, 20)
+        timer.join()
 
 
 def test_threads_are_left_alone_where_nobody_asked():

@@ -1,4 +1,5 @@
 import os
+import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -107,6 +108,46 @@ def test_an_address_where_nobody_is_fails_in_time_and_is_named(ranks):
 
     with reserved_port() as port, pytest.raises(KwayError, match=f"no meeting point at 127.0.0.1:{port}"):
         ranks.run(task, port, size=1, limit=30)
+
+
+@pytest.mark.starts
+def test_a_rank_without_rank_0_says_so_in_one_line():
+    """Torch's own client prints its stack in such a case."""
+    code = (
+        "from datetime import timedelta; from kway.launch.torchrun import join; from kway.world import World; "
+        "from kway.errors import KwayError\n"
+        "try: join(World(rank=1, size=2), timedelta(seconds=0.5))\nexcept KwayError as e: print(e)"
+    )
+    with reserved_port() as port:
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    assert found.stderr == ""
+    (line,) = found.stdout.splitlines()
+    assert line.endswith("check MASTER_ADDR and MASTER_PORT, and that rank 0 runs")
+
+
+def test_a_name_that_nobody_knows_is_refused_at_once(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "nope.invalid")
+
+    def unknown(*_):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(UsageError, match=r"MASTER_ADDR='nope\.invalid' cannot be resolved \(Name or"):
+        join(World(rank=0, size=2))
+
+
+def test_a_network_interface_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonsense0")
+    with pytest.raises(UsageError, match=r"GLOO_SOCKET_IFNAME names 'nonsense0': .* interfaces .*lo"):
+        join(World(rank=0, size=2))
 
 
 SCRIPT = """

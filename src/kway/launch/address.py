@@ -4,11 +4,13 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from kway.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
+_LOOK_S = 0.1
 
 # What another launcher left in the environment describes its ranks, not ours.
 _OTHERS = (
@@ -54,6 +56,53 @@ def reserved_port() -> Iterator[int]:
 def loopback_interface() -> str | None:
     """Name the network interface of this machine that reaches only itself."""
     return next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
+
+
+def check_interface(environ: Mapping[str, str], backend: str) -> None:
+    """Raise ``UsageError`` where ``backend`` is told to use a network interface that this machine does not have.
+
+    For Gloo. What NCCL takes are patterns, and it names its variable itself.
+    """
+    if backend != "gloo":
+        return
+    there = [name for _, name in socket.if_nameindex()]
+    for name in environ.get("GLOO_SOCKET_IFNAME", "").split(","):
+        if name and name not in there:
+            raise UsageError(
+                f"GLOO_SOCKET_IFNAME names {name!r}",
+                f"this machine has the network interfaces {', '.join(there)}",
+                "name one of them, or unset it",
+            )
+
+
+def check_name(environ: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` where the name in ``MASTER_ADDR`` is none that this machine knows."""
+    name = environ.get("MASTER_ADDR", "")
+    try:
+        socket.getaddrinfo(name, None)
+    except (socket.gaierror, UnicodeError) as error:
+        # A name service that does not answer may do so soon.
+        if getattr(error, "errno", None) != socket.EAI_AGAIN:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(
+                f"MASTER_ADDR={name!r} cannot be resolved ({reason})",
+                "it is where rank 0 runs",
+                "name that machine by its address, or by a name that all ranks can look up",
+            ) from None
+
+
+def wait_for_listener(host: str, port: int, timeout: float) -> None:
+    """Return when somebody listens at ``host``:``port``. Raises ``OSError``, the last reason, after ``timeout`` s."""
+    deadline = time.monotonic() + timeout
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            with socket.create_connection((host, port), timeout=max(left, _LOOK_S)):
+                return
+        except OSError:
+            if left <= _LOOK_S:
+                raise
+        time.sleep(_LOOK_S)
 
 
 def backend_of(devices: Sequence[str]) -> str:

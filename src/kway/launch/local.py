@@ -13,6 +13,7 @@ from kway.errors import KwayError, UsageError
 from kway.launch import address, failure
 from kway.launch.blame import dump_call
 from kway.launch.crew import Crew
+from kway.launch.descriptors import open_missing
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.payload import load
@@ -33,7 +34,7 @@ class Ranks:
     process group of torch; without, a rank does not import torch. ``preload``: modules that ranks import while
     they wait for the first task.
 
-    Raises ``UsageError`` for a list of devices that cannot form ranks.
+    Raises ``UsageError`` for a list of devices that cannot form ranks, and a network interface that is not there.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Ranks:
     ) -> None:
         self._devices = tuple(devices)
         self._environment = address.environment(self._devices, threads)
+        address.check_interface(self._environment, address.backend_of(self._devices))
         self._threads, self._group, self._preload = threads, group, tuple(preload)
         self._logs, self._start_timeout = logs, start_timeout.total_seconds()
         self._echo = to_parent(len(self._devices)) if echo is True else echo or None
@@ -144,6 +146,7 @@ class Ranks:
         return StallWatch(self._board, crew.pids[:size], self._own_folder(), timeout)
 
     def _start(self) -> Crew:
+        open_missing()
         self._board = Board(self._own_folder() / BOARD, self.size)
         with address.listening_socket() as listener:
             port = listener.getsockname()[1]

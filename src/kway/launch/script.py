@@ -12,6 +12,7 @@ from pathlib import Path
 from kway.errors import UsageError
 from kway.launch import address, failure
 from kway.launch.crew import Crew
+from kway.launch.descriptors import open_missing
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.process import SOURCES
@@ -45,6 +46,8 @@ def launch(
     check(target, module)
     size = len(devices)
     shared = address.environment(devices, threads if size > 1 else None)
+    address.check_interface(shared, address.backend_of(devices))
+    open_missing()
     with signals_raise(), address.reserved_port() as port, _folder() as folder:
         board = Board(folder / BOARD, size)
         own = [address.rank_variables(rank, size, port) if size > 1 else {} for rank in range(size)]

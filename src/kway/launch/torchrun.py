@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from kway.errors import KwayError, UsageError
-from kway.launch.address import loopback_interface
+from kway.launch.address import check_interface, check_name, loopback_interface, wait_for_listener
 from kway.launch.status import watched
 from kway.world import World
 
@@ -117,7 +117,8 @@ def join(world: World, timeout: timedelta = timedelta(seconds=60), patient: bool
     A group that the user has initialised is used as it is. ``timeout`` is for finding the other ranks, not for
     the collectives that follow; these have no time limit where ``patient``, or where kway's own parent watches.
     Raises ``KwayError`` that names the address where they cannot be found, and ``UsageError`` where an existing
-    group, or the GPUs, are not those of ``world``.
+    group, or the GPUs, are not those of ``world``, and where ``MASTER_ADDR`` or ``GLOO_SOCKET_IFNAME`` names what is
+    not there.
     """
     import torch
     import torch.distributed as dist
@@ -135,6 +136,9 @@ def join(world: World, timeout: timedelta = timedelta(seconds=60), patient: bool
                 f"RANK and WORLD_SIZE say rank {world.rank} of {world.size}",
             )
         return
+    check_interface(os.environ, world.backend)
+    if world.size > 1:
+        check_name(os.environ)
     if world.size == world.local_size or os.environ.get("MASTER_ADDR") in _THIS_MACHINE:
         _use_loopback()
     dist.init_process_group(
@@ -164,13 +168,18 @@ def _store(world: World, timeout: timedelta) -> Any:
         stores: Any = import_module("torch.distributed")
         return stores.HashStore()
     try:
+        if world.rank:
+            # Found out here, and not by torch's own client: that one says so with pages of frames.
+            wait_for_listener(
+                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds()
+            )
         store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
         return PrefixStore("kway", store)
     except (RuntimeError, OSError, ValueError) as error:
         raise KwayError(
             f"rank {world.rank} of {world.size} found no meeting point at {address}",
             str(error).strip().partition("\n")[0],
-            "check MASTER_ADDR and MASTER_PORT, and that rank 0 runs",
+            f"check MASTER_ADDR and MASTER_PORT, and that {'rank 0 runs' if world.rank else 'all ranks run'}",
         ) from None
 
 
