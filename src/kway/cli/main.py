@@ -7,7 +7,6 @@ inside ``run``, so that the start stays fast.
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,12 +14,17 @@ from typing import Any
 
 from kway import __version__
 from kway.cli._parser import Parser
-from kway.errors import KwayError, RankError
+from kway.cli._screen import Screen, discard, screens
+from kway.errors import KwayError, RankError, StoppedError
+from kway.launch.descriptors import open_missing
+from kway.launch.interrupt import EndedBySignal, ignore_wishes, signals_held, signals_raise
 from kway.registry import modules_of, unknown
 
 # The order in which a new user meets them; commands that are not named here follow by name.
 FIRST = ("devices", "train", "evaluate", "predict", "prove", "launch")
 NOT_COMMANDS = ("main", "options")
+# Commands that write no record.
+ONLY_PRINT = ("devices", "evaluate")
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -39,32 +43,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own) and return the exit code.
 
     0: done. 1: the command failed, or a proof did. 2: the input cannot work, and nothing was written.
-    130: interrupted. 141: whoever read the output went away. Other codes are those of a failed rank.
+    75: told to stop, and can be gone on with. 130: interrupted. 141: whoever read the output went away. 128 + s:
+    ended by signal s. Other codes are those of a failed rank.
     """
-    try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        # A closed pipe shows here, inside the try, and not at the interpreter's exit.
-        print(end="", flush=True)
-    except KwayError as error:
-        _report(error)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("kway: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        _discard_output()
-        return BROKEN_PIPE
+    if argv is None:
+        open_missing()
+    with screens() as screen:
+        with signals_raise():
+            code = _run(list(sys.argv[1:] if argv is None else argv), screen)
+        if argv is None and code == StoppedError.exit_code:
+            # Schedulers repeat themselves, and leaving takes a moment: this one has been obeyed.
+            ignore_wishes()
     return code
 
 
-def _dispatch(words: list[str]) -> int:
+def _run(words: list[str], screen: Screen) -> int:
+    try:
+        code, prints_result = _dispatch(words)
+        # A closed pipe shows here, inside the try, and not at the interpreter's exit.
+        print(end="", flush=True)
+    except KwayError as error:
+        with signals_held(leaving=True):
+            _report(error)
+        return error.exit_code
+    except KeyboardInterrupt as ending:
+        _say_end("interrupted", ending)
+        return INTERRUPTED
+    except EndedBySignal as ending:
+        _say_end(f"ended by {ending.name}", ending)
+        return 128 + ending.number
+    except BrokenPipeError:
+        discard(sys.stdout)
+        return BROKEN_PIPE
+    # A run has written its record; an answer that is only printed is lost with the output.
+    return code or int(screen.lost and prints_result)
+
+
+def _say_end(what: str, ending: BaseException) -> None:
+    print(": ".join([f"kway: {what}", *getattr(ending, "__notes__", [])]), file=sys.stderr)
+
+
+def _dispatch(words: list[str]) -> tuple[int, bool]:
+    """Run a command; return the exit code, and whether what it found out is only on standard output."""
     if not words or words[0].startswith("-"):
         top = _top_parser()
         code, _ = _parse(top, words)
         if code is None:
             top.print_help(sys.stderr)
-            return 2
-        return code
+            return 2, False
+        return code, True
     name, rest = words[0], words[1:]
     names = commands()
     if name not in names:
@@ -73,7 +100,9 @@ def _dispatch(words: list[str]) -> int:
     parser = Parser(prog=f"kway {name}", description=module.HELP)
     module.configure(parser)
     code, args = _parse(parser, rest)
-    return int(module.run(args)) if code is None else code
+    if code is not None:
+        return code, True
+    return int(module.run(args)), getattr(args, "json", False) or name in ONLY_PRINT
 
 
 def _top_parser() -> Parser:
@@ -109,9 +138,3 @@ def _report(error: KwayError) -> None:
         print(traceback, file=sys.stderr)
         text = text.removeprefix(traceback).lstrip("\n")
     print(f"kway: error: {text}", file=sys.stderr)
-
-
-def _discard_output() -> None:
-    """Let the interpreter's own flush at exit go nowhere instead of failing once more."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -22,6 +22,14 @@ _DEFAULTS: dict[int, Any] = {
 _WISHES = (signal.SIGTERM, signal.SIGUSR1)
 
 
+class EndedBySignal(SystemExit):
+    """A signal ends this process: it leaves with exit code 128 + ``number``. ``name``: the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number, self.name = number, signal.Signals(number).name
+
+
 class _Raise:
     """Raises on the first signal, and again on one that comes much later."""
 
@@ -35,12 +43,12 @@ class _Raise:
         self._last = now
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + number)
+        raise EndedBySignal(number)
 
 
 @contextlib.contextmanager
 def signals_raise() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into ``SystemExit(128 + number)``, and SIGINT into ``KeyboardInterrupt``.
+    """Turn SIGTERM and SIGHUP into ``EndedBySignal``, and SIGINT into ``KeyboardInterrupt``.
 
     While the block runs, where signals reach this thread. A user's own handler stays, and so does a signal that is
     ignored: a process under ``nohup`` outlives its terminal.
@@ -63,7 +71,7 @@ class _Take:
             # The wish may have come another way before, for the same reason.
             self._stop.by = self._stop.by or signal.Signals(number).name
         elif self._ends and now - self._first >= _ONE_S:
-            raise SystemExit(128 + number)
+            raise EndedBySignal(number)
 
 
 @contextlib.contextmanager
@@ -77,6 +85,12 @@ def asked_to_stop(stop: StopRequest, ends: bool = True) -> Iterator[None]:
     ours = [n for n, handler in handlers.items() if handler == signal.SIG_DFL or isinstance(handler, _Raise)]
     with _handled_by(_Take(stop, ends), ours):
         yield
+
+
+def ignore_wishes() -> None:
+    """Let orders to stop be: for a process that has done what they ask for, and is about to leave."""
+    for number in _WISHES:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Held:
