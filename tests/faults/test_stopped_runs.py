@@ -129,6 +129,21 @@ def test_a_second_signal_ends_the_run_at_once(folder, devices):
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+def test_an_order_that_is_repeated_when_it_was_obeyed_changes_nothing(folder, devices):
+    process = started(folder, devices)
+    until_a_checkpoint(folder, process)
+    process.send_signal(signal.SIGTERM)
+    for _ in range(20):  # half a second later it is another order; then the process may be about to leave
+        time.sleep(0.55)
+        process.send_signal(signal.SIGTERM)
+        if process.poll() is not None:
+            break
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 75, errors
+
+
 def faulty(folder, rank):
     """The environment in which a rank is killed once, in its ninth step."""
     (folder / "once").touch()

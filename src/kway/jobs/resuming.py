@@ -10,7 +10,7 @@ from kway.checkpoints.manifest import MANIFEST
 from kway.checkpoints.reading import Checkpoint, newest, open_checkpoint
 from kway.errors import UsageError
 from kway.step.build import check_names
-from kway.training.facts import check_facts
+from kway.training.facts import check_facts, check_parts
 from kway.training.saving import FOLDER
 
 
@@ -47,6 +47,16 @@ def find(
     told: list[str] = []
     checkpoint: Checkpoint | None
     place = Path(str(out)) if resume is True else Path(resume)
+    try:
+        place.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise UsageError(
+            f"resume={str(place)!r} cannot be read: {error.strerror or error}",
+            "",
+            "name a run or a checkpoint",
+        ) from None
     if (place / MANIFEST).is_file():
         checkpoint = open_checkpoint(place)
         checkpoint.verify()
@@ -66,6 +76,7 @@ def find(
         )
     if checkpoint is None:
         return None, [*told, f"no complete checkpoint in {place}: the run starts anew"]
+    check_parts(checkpoint)
     check_facts(checkpoint, facts)
     check(checkpoint)
     check_names(model, checkpoint.weights(), f"of checkpoint {checkpoint.path}")

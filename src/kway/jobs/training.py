@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from kway.checkpoints.reading import Checkpoint
-from kway.errors import UsageError
+from kway.errors import KwayError, UsageError
 from kway.job import Job
-from kway.jobs.folder import claimed
+from kway.jobs.folder import claimed, is_there
+from kway.jobs.leaving import says_what_is_there
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find
@@ -67,6 +68,24 @@ class Run:
         return (
             f"Run({record.model}: {record.strategy} on {count}, {record.steps} steps; {last_figures(record)})"
         )
+
+
+@dataclass
+class _Listeners:
+    """Hands a run's events to ``callbacks``. ``seen``: their names; ``begun``: the saves begun since ``stop``."""
+
+    callbacks: tuple[Callback, ...]
+    stop: StopRequest
+    seen: set[str] = field(default_factory=set)
+    begun: list[int] = field(default_factory=list)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        name = event["event"]
+        self.seen.add(name)
+        if name == "checkpoint" and self.stop.by:
+            self.begun.append(event["step"])
+        for callback in self.callbacks:
+            callback(name, {key: value for key, value in event.items() if key != "event"})
 
 
 def train(
@@ -157,25 +176,22 @@ def train(
     def long_enough(checkpoint: Checkpoint) -> None:
         check_length(checkpoint, epochs, steps)
 
-    found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
-    spec = replace(spec, resume=None if found is None else str(found))
-    listeners, seen = list(callbacks), set[str]()
-
-    def tell(event: dict[str, Any]) -> None:
-        name = event["event"]
-        seen.add(name)
-        for listener in listeners:
-            listener(name, {key: value for key, value in event.items() if key != "event"})
+    stop = StopRequest()
+    tell = _Listeners(tuple(callbacks), stop)
 
     with ExitStack() as stack:
+        # First: a run that is at work there may remove what would be found.
         folder = _folder(stack, where, out, resume)
+        found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
+        spec = replace(spec, resume=None if found is None else str(found))
+        if out is not None:
+            stack.enter_context(says_what_is_there(folder, stop, tell.begun))
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
         spec = replace(
             spec, job=sent, folder=str(folder), subject=subject_of(job, spec.facts, model, parts, held)
         )
         started = where.starts_ranks
-        stop = StopRequest()
 
         def once(where: Place, number: int) -> list[Any]:
             now = spec
@@ -187,7 +203,7 @@ def train(
                     tell({"event": "warning", "text": line})
             logs = _made(folder / "logs") if out is not None else None
             # On one device that is left a process of its own is started too: what killed the rank may come again.
-            with _gone_if_refused(logs, seen):
+            with _gone_if_refused(logs, tell.seen):
                 return where.run(
                     run_rank,
                     now,
@@ -205,7 +221,9 @@ def train(
                 results, where, more = run_again(where, once, restarts, shards, tell, stop)
             told = [*told, *more]
         else:
-            results = where.run(run_rank, spec, model, on_event=tell, ranks=ranks, stall_timeout=stall)
+            results = where.run(
+                run_rank, spec, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
+            )
         record: Training
         record, average = results[0]
         record = replace(record, notices=[*where.notices, *told, *record.notices])
@@ -236,8 +254,14 @@ def run_rank(
 def _keep(record: Training, folder: Path) -> None:
     from kway.report.curves import draw
 
-    record.save(folder)
-    draw(record, folder / "curves.png")
+    try:
+        record.save(folder)
+        draw(record, folder / "curves.png")
+    except OSError as error:
+        raise KwayError(
+            f"the record of the run cannot be written to {folder}: {error.strerror or error}",
+            "the run itself has ended, and weights.safetensors was written before",
+        ) from None
 
 
 def _made(folder: Path) -> Path:
@@ -278,7 +302,7 @@ def _ways(path: Path | str) -> list[Path]:
 def _folder(stack: ExitStack, where: Place, out: Path | str | None, resume: bool | Path | str) -> Path:
     """Claim the folder once for all ranks. A run that goes on finds there what it left."""
     own = resume is True or (resume is not False and out is not None and Path(out).resolve() in _ways(resume))
-    if own and out is not None and (Path(out) / "train.json").exists():
+    if own and out is not None and is_there(Path(out) / "train.json"):
         raise UsageError(
             f"{out} holds the record of a run that has ended",
             "a record is never written over",

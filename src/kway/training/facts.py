@@ -37,6 +37,18 @@ def facts_of(job: Job, parts: Parts, plan: Plan, model: nn.Module) -> dict[str, 
     }
 
 
+def check_parts(checkpoint: Checkpoint) -> None:
+    """Raise ``UsageError`` where the state around the engine is not of the kind that kway writes."""
+    for name, kind in {"job": dict, "run": dict, "options": list, "plan": dict}.items():
+        found = checkpoint.part(name)
+        if not isinstance(found, kind):
+            raise UsageError(
+                f"the part {name!r} of checkpoint {checkpoint.path} is {_text(found)[:40]}",
+                "kway writes none like it",
+                "go on from another checkpoint",
+            )
+
+
 def check_facts(checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
     """Raise ``UsageError`` that lists what differs between the job of a checkpoint and the one at hand."""
     then = checkpoint.part("job")

@@ -27,7 +27,7 @@ from kway.training.facts import check_options, check_within, other_masks, resume
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.requests import STOP, Requests
-from kway.training.saving import Position, Saver
+from kway.training.saving import Position, Saver, to_go_on
 from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
 from kway.training.subject import optimizer_facts
@@ -145,10 +145,18 @@ class Loop:
             if self.average is not None:
                 save_weights(self.average, folder / "ema.safetensors")
         except OSError as error:
+            lost = f"the weights of step {self.steps} cannot be written to {folder}"
+            if not folder.is_dir():
+                raise KwayError(
+                    f"{lost}, which was removed or renamed while the run was at work",
+                    "what it had saved went with the folder",
+                    "if it was renamed, go on with --resume-from and its new name",
+                ) from None
+            go_on = self.saver.last is not None
             raise KwayError(
-                f"the weights of step {self.steps} cannot be written to {folder}: {error.strerror or error}",
+                f"{lost}: {error.strerror or error}",
                 self.saver.there,
-                f"make room, and {self.saver.to_go_on}",
+                f"make room, and {to_go_on(self.spec.folder) if go_on else 'run it again'}",
             ) from None
 
     def _open(self, held: Loader) -> Validation:

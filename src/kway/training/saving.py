@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kway.checkpoints.folder import final
 from kway.checkpoints.names import own_weights
 from kway.checkpoints.snapshot import Snapshot
 from kway.checkpoints.state import flatten
@@ -58,6 +59,11 @@ def options_of(engine: Engine) -> list[dict[str, str]]:
     """Return the options of each group of the optimizer as texts, its parameters' names among them."""
     groups = engine.parts()["optimizer"]["groups"]
     return [{name: str(value) for name, value in group.items()} for group in groups]
+
+
+def to_go_on(folder: str) -> str:
+    """Say what makes the run in ``folder`` go on: in one that nobody named, too."""
+    return f"go on with --resume --out {shlex.quote(folder)} (in Python: resume=True)"
 
 
 class Saver:
@@ -127,19 +133,23 @@ class Saver:
         if self._writer is not None and self._writer.saved[-1:] != [self.at]:
             return KwayError(f"{done}, without a checkpoint of it: {self._writer.failed}", self.there)
         where = Path(self._spec.folder) / FOLDER / f"step-{self.at}"
-        return StoppedError(done, f"{where} is complete", self.to_go_on)
-
-    @property
-    def to_go_on(self) -> str:
-        """Say what makes the run go on: in a folder that nobody named, too."""
-        return f"go on with --resume --out {shlex.quote(self._spec.folder)} (in Python: resume=True)"
+        return StoppedError(done, f"{where} is complete", to_go_on(self._spec.folder))
 
     @property
     def there(self) -> str:
         """Say what is on the disk to go on from."""
-        if self._writer is None or not self._writer.saved:
-            return "this run has saved no checkpoint"
-        return f"the last complete checkpoint is step-{self._writer.saved[-1]}"
+        last = self.last
+        return (
+            f"the last complete checkpoint is step-{last}"
+            if last is not None
+            else "this run has saved no checkpoint"
+        )
+
+    @property
+    def last(self) -> int | None:
+        """The step of the newest checkpoint of this run that is where it was written; ``None`` where none is."""
+        saved = [] if self._writer is None else self._writer.saved
+        return next((s for s in reversed(saved) if final(Path(self._spec.folder) / FOLDER, s).is_dir()), None)
 
     def close(self) -> list[str]:
         """Wait for the last save; return lines for the user."""

@@ -1,0 +1,48 @@
+"""What a run that is ended before its time leaves to go on from, and who says so."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kway.checkpoints.folder import places
+from kway.checkpoints.reading import open_checkpoint
+from kway.errors import StoppedError, UsageError
+from kway.launch.interrupt import EndedBySignal
+from kway.training.saving import FOLDER, to_go_on
+from kway.world import StopRequest
+
+
+@contextmanager
+def says_what_is_there(folder: Path, stop: StopRequest, begun: Sequence[int]) -> Iterator[None]:
+    """Add to Ctrl-C and to signals that end the block what can be gone on with, as a note of the exception.
+
+    ``begun``: the steps of the saves that began after ``stop`` was set. Raises ``StoppedError`` in place of a
+    second order to stop that came when what the first one asked for was done.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, EndedBySignal) as error:
+        step = last_complete(folder / FOLDER)
+        if step is None:
+            raise
+        there = f"{folder / FOLDER / f'step-{step}'} is complete"
+        if isinstance(error, EndedBySignal) and begun and step >= begun[-1]:
+            raise StoppedError(
+                f"stopped by {stop.by} after step {step}", there, to_go_on(str(folder))
+            ) from None
+        error.add_note(f"{there}; {to_go_on(str(folder))}")
+        raise
+
+
+def last_complete(folder: Path) -> int | None:
+    """Return the step of the newest complete checkpoint in ``folder``, by its manifest and sizes: nothing is read."""
+    try:
+        found = places(folder)
+    except OSError:
+        return None
+    for place in found:
+        try:
+            return open_checkpoint(place.path).step
+        except UsageError:
+            continue
+    return None

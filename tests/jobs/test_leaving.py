@@ -1,0 +1,146 @@
+"""What is said, and which exit code is left, when a run is ended before its time."""
+
+import json
+import shutil
+import signal
+from functools import partial
+from hashlib import sha256
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.errors import KwayError, StoppedError, UsageError
+from kway.jobs.leaving import last_complete, says_what_is_there
+from kway.launch.interrupt import EndedBySignal
+from kway.world import StopRequest
+
+X = torch.linspace(-1, 1, 24).unsqueeze(1)
+
+
+def job():
+    return kway.Job(
+        model=lambda: nn.Linear(1, 1),
+        loss=nn.MSELoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(X, 2 * X),
+        batch_size=6,
+    )
+
+
+def train(ranks, out, size=1, **more):
+    return kway.train(
+        job(),
+        devices=f"cpu:{size}",
+        ranks=ranks,
+        out=out,
+        **{"epochs": 2, "checkpoint_every": "2steps", **more},
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    train(None, folder, steps=4)
+    (folder / "train.json").unlink()
+    return folder
+
+
+def at(event, act):
+    """Return a callback that calls ``act`` at the first event of this name."""
+    done = []
+
+    def hear(name, record):
+        if name == event and not done:
+            done.append(name)
+            act()
+
+    return hear
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_run_in_the_folder_is_refused_and_the_first_is_whole(ranks, tmp_path, size, resume):
+    refused = []
+
+    def second():
+        with pytest.raises(UsageError, match="another run is at work in") as caught:
+            train(ranks, tmp_path / "run", resume=resume)
+        refused.append(caught.value.exit_code)
+
+    run = train(ranks, tmp_path / "run", size, callbacks=[at("start", second)])
+    assert refused == [2]
+    assert (
+        json.loads((tmp_path / "run" / "train.json").read_text())["weights_sha256"]
+        == run.record.weights_sha256
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("how", ["removed", "renamed"])
+def test_a_folder_that_goes_away_is_one_true_error(ranks, tmp_path, size, how):
+    folder = tmp_path / "run"
+    act = partial(shutil.rmtree, folder) if how == "removed" else partial(folder.rename, tmp_path / "moved")
+    with pytest.raises(KwayError, match="removed or renamed while the run was at work") as caught:
+        train(ranks, folder, size, checkpoint_every=None, callbacks=[at("epoch", act)])
+    assert caught.value.exit_code == 1
+    assert "--resume " not in str(caught.value)
+    assert not folder.exists()
+
+
+def test_ctrl_c_says_what_can_be_gone_on_with(saved):
+    with pytest.raises(KeyboardInterrupt) as caught, says_what_is_there(saved, StopRequest(), []):
+        raise KeyboardInterrupt
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"{saved}/checkpoints/step-4 is complete; go on with --resume --out {saved}")
+
+
+def test_without_a_checkpoint_nothing_is_promised(tmp_path):
+    with pytest.raises(KeyboardInterrupt) as caught, says_what_is_there(tmp_path, StopRequest(), []):
+        raise KeyboardInterrupt
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_second_order_is_no_loss_where_the_checkpoint_of_the_first_is_there(saved):
+    stop = StopRequest("SIGTERM")
+    with (
+        pytest.raises(StoppedError, match="stopped by SIGTERM after step 4") as caught,
+        says_what_is_there(saved, stop, [4]),
+    ):
+        raise EndedBySignal(signal.SIGTERM)
+    assert caught.value.exit_code == 75
+
+
+@pytest.mark.parametrize("begun", [[], [5]])
+def test_a_second_order_ends_the_run_where_that_checkpoint_is_not_there(saved, begun):
+    with pytest.raises(EndedBySignal) as caught, says_what_is_there(saved, StopRequest("SIGTERM"), begun):
+        raise EndedBySignal(signal.SIGTERM)
+    assert caught.value.code == 143
+
+
+def test_a_broken_checkpoint_is_not_the_last(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "step-4" / "manifest.json").write_text("{}")
+    assert last_complete(tmp_path / "run" / "checkpoints") == 2
+
+
+@pytest.mark.parametrize("part", ["run", "job", "options", "plan"])
+def test_a_manifest_whose_parts_are_of_another_kind_is_refused(saved, tmp_path, part):
+    path = shutil.copytree(saved / "checkpoints" / "step-2", tmp_path / "step-2") / "manifest.json"
+    body = json.loads(path.read_bytes())
+    body["parts"][part] = None
+    del body["sha256"]
+    unsigned = json.dumps(body, indent=1).encode() + b"\n"
+    body["sha256"] = sha256(unsigned).hexdigest()
+    path.write_bytes(json.dumps(body, indent=1).encode() + b"\n")
+    with pytest.raises(UsageError, match=f"the part '{part}' of checkpoint .* is none"):
+        train(None, tmp_path / "run", resume=path.parent)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_path_that_no_folder_can_have_is_no_run_to_go_on_from(tmp_path):
+    for more in ({"out": tmp_path / "run", "resume": "x" * 256}, {"out": "x" * 256, "resume": True}):
+        with pytest.raises(UsageError, match="File name too long"):
+            kway.train(job(), devices="cpu:1", **more)
+    assert not (tmp_path / "run").exists()
