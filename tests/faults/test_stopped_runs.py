@@ -134,12 +134,15 @@ def test_a_second_signal_ends_the_run_at_once(folder, devices):
 def test_an_order_that_is_repeated_when_it_was_obeyed_changes_nothing(folder, devices):
     process = started(folder, devices)
     until_a_checkpoint(folder, process)
+    before = set((folder / "run" / "checkpoints").glob("step-*"))
+    ordered = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    for _ in range(20):  # half a second later it is another order; then the process may be about to leave
-        time.sleep(0.55)
-        process.send_signal(signal.SIGTERM)
-        if process.poll() is not None:
-            break
+    while not set((folder / "run" / "checkpoints").glob("step-*")) - before:
+        time.sleep(0.005)
+    while process.poll() is None:
+        if time.monotonic() - ordered > 0.51:  # sooner, it would count as the same order
+            process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 75, errors
 
