@@ -13,7 +13,6 @@ from torch import nn
 from kway.checkpoints.reading import open_checkpoint
 from kway.data.loader import Loader
 from kway.data.streams import StreamOrder
-from kway.errors import KwayError
 from kway.launch.status import Status
 from kway.records import Training
 from kway.step.core import waits_for_figure
@@ -27,7 +26,7 @@ from kway.training.facts import check_options, check_within, other_masks, resume
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.requests import STOP, Requests
-from kway.training.saving import Position, Saver, to_go_on
+from kway.training.saving import Position, Saver
 from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
 from kway.training.subject import optimizer_facts
@@ -145,19 +144,7 @@ class Loop:
             if self.average is not None:
                 save_weights(self.average, folder / "ema.safetensors")
         except OSError as error:
-            lost = f"the weights of step {self.steps} cannot be written to {folder}"
-            if not folder.is_dir():
-                raise KwayError(
-                    f"{lost}, which was removed or renamed while the run was at work",
-                    "what it had saved went with the folder",
-                    "if it was renamed, go on with --resume-from and its new name",
-                ) from None
-            go_on = self.saver.last is not None
-            raise KwayError(
-                f"{lost}: {error.strerror or error}",
-                self.saver.there,
-                f"make room, and {to_go_on(self.spec.folder) if go_on else 'run it again'}",
-            ) from None
+            raise self.saver.no_weights(self.steps, error) from None
 
     def _open(self, held: Loader) -> Validation:
         if self.spec.job.ema is not None:

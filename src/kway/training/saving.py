@@ -135,6 +135,19 @@ class Saver:
         where = Path(self._spec.folder) / FOLDER / f"step-{self.at}"
         return StoppedError(done, f"{where} is complete", to_go_on(self._spec.folder))
 
+    def no_weights(self, steps: int, error: OSError) -> KwayError:
+        """Return the error of a run whose last weights, of step ``steps``, cannot be written because of ``error``."""
+        folder = Path(self._spec.folder)
+        lost = f"the weights of step {steps} cannot be written to {folder}"
+        if not folder.is_dir():
+            return KwayError(
+                f"{lost}, which was removed or renamed while the run was at work",
+                "what it had saved went with the folder",
+                "if it was renamed, go on with --resume-from and its new name",
+            )
+        then = "run it again" if self.last is None else to_go_on(self._spec.folder)
+        return KwayError(f"{lost}: {error.strerror or error}", self.there, f"make room, and {then}")
+
     @property
     def there(self) -> str:
         """Say what is on the disk to go on from."""
