@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -103,6 +104,28 @@ def test_workers_stay_for_the_next_epoch_also_when_one_was_left_and_end_at_close
     assert os.getpid() not in seen
     reader.close()
     assert gone(seen)
+
+
+def test_a_batch_of_a_class_that_only_the_user_s_code_knows_comes_back_as_that_class():
+    class Pair(NamedTuple):
+        x: torch.Tensor
+        y: int
+
+    class Pairs(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return Pair(torch.full((2,), float(index)), index)
+
+    parts = take_apart(DataLoader(Pairs(), batch_size=2, num_workers=1), 2, 0, shuffle=False)
+    loader = Loader(parts, rank=0, size=1, seed=0)
+    try:
+        batches = [share.micro[0][0] for share in loader.epoch(0)]
+    finally:
+        loader.close()
+    assert all(isinstance(batch, Pair) for batch in batches)
+    assert [batch.y.tolist() for batch in batches] == [[0, 1], [2, 3]]
 
 
 def test_an_error_keeps_its_type_and_traceback():

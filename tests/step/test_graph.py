@@ -19,7 +19,7 @@ from kway.world import World
 
 class Recording:
     def __init__(self, work, model):
-        self.work, self.model, self.replays, self.keys = work, model, 0, []
+        self.work, self.model, self.replays, self.keys, self.closed = work, model, 0, [], False
         self.grads = [parameter.grad for parameter in model.parameters()]
 
     def replay(self):
@@ -32,6 +32,9 @@ class Recording:
 
     def seed(self, keys):
         self.keys.append(list(keys))
+
+    def close(self):
+        self.closed = True
 
 
 class Nowhere:
@@ -275,6 +278,16 @@ def test_keys_are_those_of_the_step():
     for step in range(6):
         graphed.run(share(step), step)
     assert recorder.made[0].keys == [engine._step.seeds(share(step), step) for step in (3, 4, 5)]
+
+
+def test_nothing_that_was_recorded_outlives_the_run():
+    _, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    for step in range(5):
+        graphed.run(share(step), step)
+    graphed.forget()
+    assert recorder.made[0].closed
+    graphed.run(share(5), 5)
+    assert recorder.made[0].replays == 2
 
 
 def test_a_frozen_parameter_makes_recordings_void():

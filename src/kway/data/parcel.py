@@ -2,6 +2,7 @@
 
 import pickle
 import traceback
+from collections import ChainMap
 from collections.abc import Callable
 from io import BytesIO
 from multiprocessing.reduction import ForkingPickler
@@ -39,6 +40,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj) if found is None else found
 
 
+def _dumped_by_value(value: Any) -> bytes:
+    """Pickle an answer with classes that cannot be imported here; tensors are in shared memory all the same."""
+    out = BytesIO()
+    pickler = _Pickler(out, protocol=5)
+    pickler.dispatch_table = ChainMap(ForkingPickler._extra_reducers, pickler.dispatch_table)  # type: ignore[attr-defined]
+    pickler.dump(value)
+    return out.getvalue()
+
+
 class Parcel(Dataset[Any]):
     """A pickled reader, opened in the worker."""
 
@@ -72,7 +82,11 @@ class Answer:
     """
 
     def __init__(self, value: Any) -> None:
-        self.content: Any = bytes(ForkingPickler.dumps(value))
+        try:
+            self.content: Any = bytes(ForkingPickler.dumps(value))
+        except (pickle.PicklingError, AttributeError):
+            # Of a class that only the user's script knows: it came here with the data set, by value.
+            self.content = _dumped_by_value(value)
         self.value: Any = None
 
     def open(self) -> None:

@@ -76,6 +76,7 @@ class GraphedStep:
             self._rates.outside = self._outside
             self._say(f"the optimizer's step is not part of the recorded step: {self._outside}")
         self._taken = 0
+        self._met: set[Hashable] = set()
         self._seen: dict[Hashable, _Seen] = {}
         self._recorded: dict[Hashable, _Recorded] = {}
         self._refused: set[Hashable] = set()
@@ -99,14 +100,24 @@ class GraphedStep:
                 return self._as_it_is(share, keys, tally)
         if recorded is not None:
             return self._again(recorded, share, keys, tally)
-        if self._taken < WARM_UP or len(self._seen) >= MOST_FORMS:
-            if self._taken >= WARM_UP:
-                self._say(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
+        if len(self._seen) >= MOST_FORMS:
+            self._say(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
+            return self._as_it_is(share, keys, tally)
+        # Compiled code is made when a form is met for the first time.
+        new = not self._traced and form not in self._met
+        self._met.add(form)
+        if self._taken < WARM_UP or new:
             return self._as_it_is(share, keys, tally)
         return self._look(form, share, keys, tally)
 
     def forget(self) -> None:
-        """Forget all recordings: what they read or write may have moved."""
+        """Forget all recordings: what they read or write may have moved, or ends with the run.
+
+        A group of ranks cannot end while recordings hold its collectives.
+        """
+        for made in self._recorded.values():
+            if made.recording is not None:
+                made.recording.close()
         self._seen.clear()
         self._recorded.clear()
         self._refused.clear()

@@ -113,6 +113,7 @@ def open_kind(name: str, core: "StepCore", opened: ExitStack) -> Runner:
         from kway.step.graph import GraphedStep
 
         runner = GraphedStep(core, traced=not compiles)
+        opened.callback(runner.forget)
     if lack is not None:
         runner.notices.append(f"the model is not compiled: {lack}")
     if compiles:

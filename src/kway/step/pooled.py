@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import _disable_current_modes
 
 from kway.comm.group import Group
 from kway.step.batchnorm import replaceable_layers, weight_of_batch
@@ -134,12 +135,7 @@ class ShardStatistics:
         counts = tuple((shard, *seen.counts) for shard, seen in self._seen.items())
         table = self._tables.get(counts)
         if table is None:
-            # Shards hold as much in most steps: what is on the device already need not be sent again.
-            rows = torch.zeros(self._counts.shape, dtype=torch.float64)
-            for shard, *row in counts:
-                rows[shard] = torch.tensor(row, dtype=torch.float64)
-            pinned = rows.pin_memory() if self._device.type == "cuda" else rows
-            table = pinned.to(self._device, non_blocking=True)
+            table = self._table(counts)
             self._tables = (
                 {**self._tables, counts: table} if len(self._tables) < KEPT_TABLES else {counts: table}
             )
@@ -147,6 +143,16 @@ class ShardStatistics:
         self._counts.copy_(table)
         for shard, seen in self._seen.items():
             self._rows[shard, : len(seen.vector)].copy_(seen.vector)
+
+    def _table(self, counts: tuple[tuple[int, ...], ...]) -> Tensor:
+        """Make a table of counts on the device, for which nothing waits. Once for each form of a batch."""
+        # No part of what makes two steps alike: see ``observe``.
+        with _disable_current_modes():
+            table = torch.zeros(self._counts.shape, dtype=torch.float64, device=self._device)
+            for shard, *row in counts:
+                for place, count in enumerate(row):
+                    table[shard, place].fill_(count)
+        return table
 
     def _used(self) -> list[int]:
         """List the layers that normalised anything in this step, on any rank, and keep running statistics."""

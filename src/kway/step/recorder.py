@@ -19,6 +19,9 @@ class Recording(Protocol):
     def seed(self, keys: Sequence[int]) -> None:
         """Seed what the work draws from, before a replay: one key for each place that it draws at."""
 
+    def close(self) -> None:
+        """Let go of the device's work, which cannot be done again after that."""
+
 
 class Recorder(Protocol):
     """Records work of one device."""
@@ -98,6 +101,11 @@ class CudaRecording:
         """Seed the generators; a graph that draws nowhere has none."""
         for generator, key in zip(self._generators, keys, strict=False):
             generator.manual_seed(key)
+
+    def close(self) -> None:
+        """Free the graph once it has run."""
+        torch.cuda.synchronize()
+        self._graph.reset()
 
 
 class _Lent(Draws):
