@@ -118,7 +118,9 @@ def test_a_batch_of_a_class_that_only_the_user_s_code_knows_comes_back_as_that_c
         def __getitem__(self, index):
             return Pair(torch.full((2,), float(index)), index)
 
-    parts = take_apart(DataLoader(Pairs(), batch_size=2, num_workers=1), 2, 0, shuffle=False)
+    parts = take_apart(
+        DataLoader(Pairs(), batch_size=2, num_workers=1), batch_size=None, seed=0, shuffle=False
+    )
     loader = Loader(parts, rank=0, size=1, seed=0)
     try:
         batches = [share.micro[0][0] for share in loader.epoch(0)]
