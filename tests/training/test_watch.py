@@ -5,6 +5,7 @@ import torch
 
 from kway.errors import NonFiniteError
 from kway.step.share import Outcome
+from kway.training.requests import LAG
 from kway.training.watch import LossWatch
 
 CPU = torch.device("cpu")
@@ -44,5 +45,28 @@ def test_where_reading_waits_for_the_device_it_is_done_seldom():
     watch = LossWatch(torch.device("cuda"), every=3)
     watch.add(1, 1, outcome(1.0))
     watch.add(1, 2, outcome(NAN, losses=(NAN, 0.0)))
+    watch.add(1, 3, outcome(1.0))
+    for step in range(LAG - 1):
+        watch.add(1, 4 + step, outcome(1.0))
     with pytest.raises(NonFiniteError, match="epoch 1, step 2: rank 0"):
-        watch.add(1, 3, outcome(1.0))
+        watch.add(1, 3 + LAG, outcome(1.0))
+
+
+def test_a_loss_is_told_when_it_is_here_and_in_order():
+    watch, told = LossWatch(torch.device("cuda")), []
+    watch.add(1, 1, outcome(1.0))
+    watch.tell(told.append)
+    for step in range(2, 2 + LAG):
+        assert told == []
+        watch.add(1, step, outcome(float(step)))
+    assert told == [1.0]
+    watch.tell(told.append)
+    watch.check()
+    assert told == [1.0, float(1 + LAG)]
+
+
+def test_a_loss_is_told_at_once_on_a_cpu():
+    watch, told = LossWatch(CPU), []
+    watch.add(1, 1, outcome(3.0))
+    watch.tell(told.append)
+    assert told == [3.0]

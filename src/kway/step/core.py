@@ -32,6 +32,7 @@ class Outcome:
     """What a step gave. ``loss``: the loss of the global batch (scalar tensor on the device); ``weight``: the
     sum of its weights; ``losses``: the sum of each share by itself, to say where a loss broke.
 
+    ``both``: loss and weight as one float64 tensor, where they lie together already.
     ``asked``: what each rank asked for beside its gradients (``StepCore.asked``), shape (ranks,), on the device;
     ``calls``: the fingerprint of each rank's collectives; ``None`` where no gradients were reduced.
     """
@@ -41,10 +42,16 @@ class Outcome:
     losses: Tensor
     asked: Tensor | None = None
     calls: Tensor | None = None
+    both: Tensor | None = None
 
     def plus(self, penalty: Tensor) -> "Outcome":
         """Return the same with a penalty in the loss."""
-        return replace(self, loss=self.loss + penalty)
+        return replace(self, loss=self.loss + penalty, both=None)
+
+    @property
+    def pair(self) -> Tensor:
+        """Loss and weight, float64 of shape (2,)."""
+        return torch.stack([self.loss.double(), self.weight.double()]) if self.both is None else self.both
 
     def packed(self) -> Tensor:
         """Return all numbers as one float64 vector."""
@@ -57,7 +64,7 @@ class Outcome:
         sizes = [1, 1, len(self.losses), ranks, ranks]
         loss, weight, losses, asked, calls = torch.split(numbers, sizes)
         told = (asked, calls) if ranks else (None, None)
-        return Outcome(loss.view(()), weight.view(()), losses, *told)
+        return Outcome(loss.view(()), weight.view(()), losses, asked=told[0], calls=told[1], both=numbers[:2])
 
 
 class StepCore(ABC):

@@ -287,18 +287,15 @@ class Loop:
         return self._is_over() or epoch == self.spec.epochs - 1
 
     def _log(self, epoch: int, step: int, samples: int, seconds: float) -> None:
-        self.watch.check()
-        self._say(
-            {
-                "event": "step",
-                "epoch": epoch + 1,
-                "step": step + 1,
-                "steps": self.loader.steps(epoch),
-                "loss": self.watch.last,
-                "samples": samples,
-                "seconds": seconds,
-            }
-        )
+        event = {
+            "event": "step",
+            "epoch": epoch + 1,
+            "step": step + 1,
+            "steps": self.loader.steps(epoch),
+            "samples": samples,
+            "seconds": seconds,
+        }
+        self.watch.tell(lambda loss: self._say({**event, "loss": loss}))
 
     def _validate(self, epoch: int, at_the_end: bool) -> None:
         """Evaluate, once for each number of steps; decide from the same numbers on all ranks."""

@@ -16,14 +16,17 @@ LAG = 8
 
 
 class Requests:
-    """Reads what was asked for, step by step, in the same way on all ranks."""
+    """Reads what was asked for, at the same steps on all ranks. Who asks goes on asking until it is done.
+
+    On a CPU every step is looked at. On a GPU one in LAG steps is, LAG steps later.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._lag = LAG if device.type == "cuda" else 0
-        self._open: deque[tuple[torch.Tensor, torch.cuda.Event | None]] = deque()
-        self._quiet = 0
+        self._open: deque[tuple[int, torch.Tensor, torch.cuda.Event | None]] = deque()
+        self._steps, self._saved = 0, 0
         # One more is open while the oldest is read.
-        self._read_back = _ReadBack(self._lag + 1)
+        self._read_back = _ReadBack(2)
 
     def after(self, outcome: Outcome, own: int) -> int:
         """Return what all ranks do now, after the step of ``outcome``: some of the bits STOP and SAVE.
@@ -31,22 +34,23 @@ class Requests:
         ``own``: what this rank asked for in that step. A SAVE that was asked for while one was under way is
         answered by that one.
         """
+        self._steps += 1
         if outcome.asked is None:
-            found = own
-        else:
-            self._open.append(self._read_back.send(outcome.asked))
-            if len(self._open) <= self._lag:
-                return 0
-            values, event = self._open.popleft()
-            if event is not None:
-                event.synchronize()
-            found = 0
-            for value in values.tolist():
-                found |= int(value)
-        if self._quiet:
-            self._quiet -= 1
-            return found & ~SAVE
-        self._quiet = self._lag if found & SAVE else 0
+            return own
+        if self._lag == 0 or self._steps % self._lag == 0:
+            self._open.append((self._steps, *self._read_back.send(outcome.asked)))
+        if not self._open or self._steps - self._open[0][0] < self._lag:
+            return 0
+        sent, values, event = self._open.popleft()
+        if event is not None:
+            event.synchronize()
+        found = 0
+        for value in values.tolist():
+            found |= int(value)
+        if found & SAVE and sent <= self._saved:
+            found &= ~SAVE
+        if found & SAVE:
+            self._saved = self._steps
         return found
 
 

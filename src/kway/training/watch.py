@@ -1,45 +1,101 @@
 """Stops a run whose loss is no number, without making the device wait at every step."""
 
 import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from kway.errors import NonFiniteError
 from kway.step.core import Outcome, check_calls
+from kway.training.requests import LAG
+
+
+@dataclass
+class _Sent:
+    """Losses and weights of some steps on their way to the host, and who wants to hear the last loss.
+
+    ``at``: after how many steps they were sent.
+    """
+
+    at: int
+
+    steps: list[tuple[int, int, Outcome]]
+    values: torch.Tensor
+    event: torch.cuda.Event | None
+    told: Callable[[float], None] | None
 
 
 class LossWatch:
     """Collects the outcomes of steps and adds up their losses, weighted as the losses were.
 
-    On a GPU the values are read back every ``every`` steps; on a CPU, where reading costs nothing, at once.
+    On a GPU the values are sent back every ``every`` steps and read some steps later, the same on all ranks, when they
+    have long arrived: the host does not wait. On a CPU, where reading costs nothing, they are read at once.
     """
 
     def __init__(self, device: torch.device, every: int = 50) -> None:
-        self.every = 1 if device.type == "cpu" else every
+        self.every, self._lag = (1, 0) if device.type == "cpu" else (every, LAG)
+        self._count = 0
         self._open: list[tuple[int, int, Outcome]] = []
+        self._sent: deque[_Sent] = deque()
         self._total, self._weight = 0.0, 0.0
         self.last: float | None = None
 
     def add(self, epoch: int, step: int, outcome: Outcome) -> None:
-        """Take in the outcome of one step. Raises ``NonFiniteError``."""
+        """Take in the outcome of one step. Raises ``NonFiniteError``, on a GPU some steps later."""
         self._open.append((epoch, step, outcome))
+        self._count += 1
         if len(self._open) >= self.every:
-            self.check()
+            self._send(None)
+        self._take_arrived()
+
+    def tell(self, told: Callable[[float], None]) -> None:
+        """Call ``told`` with the loss of the last step once it is here. Raises ``NonFiniteError``."""
+        if self._open:
+            self._send(told)
+        elif self._sent:
+            before = self._sent[-1].told
+            assert before is None, "a loss is told once"
+            self._sent[-1].told = told
+        elif self.last is not None:
+            told(self.last)
+        self._take_arrived()
 
     def check(self) -> None:
         """Read back what is open. Raises ``NonFiniteError`` that names epoch, step and rank."""
-        if not self._open:
-            return
-        rows = torch.stack(
-            [torch.stack([o.loss.double(), o.weight.double()]) for _, _, o in self._open]
-        ).tolist()
-        for (epoch, step, outcome), (loss, weight) in zip(self._open, rows, strict=True):
+        if self._open:
+            self._send(None)
+        while self._sent:
+            self._take(self._sent.popleft())
+
+    def _send(self, told: Callable[[float], None] | None) -> None:
+        values = torch.stack([outcome.pair for _, _, outcome in self._open])
+        event = None
+        if values.is_cuda:
+            here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            here.copy_(values, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(values.device))
+            values = here
+        self._sent.append(_Sent(self._count, self._open, values, event, told))
+        self._open = []
+
+    def _take_arrived(self) -> None:
+        while self._sent and self._count - self._sent[0].at >= self._lag:
+            self._take(self._sent.popleft())
+
+    def _take(self, sent: _Sent) -> None:
+        if sent.event is not None:
+            sent.event.synchronize()
+        for (epoch, step, outcome), (loss, weight) in zip(sent.steps, sent.values.tolist(), strict=True):
             if not (math.isfinite(loss) and math.isfinite(weight)):
                 raise _error(epoch, step, outcome, loss, weight)
             self._total += loss * weight
             self._weight += weight
             self.last = loss
-        self._open.clear()
+        if sent.told is not None and self.last is not None:
+            sent.told(self.last)
 
     def state(self) -> list[float | None]:
         """Return what later means depend on. Raises ``NonFiniteError``."""
