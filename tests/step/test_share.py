@@ -1,5 +1,6 @@
 """A step over a share, as the whole of a batch and in micro-batches."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 import kway
+from kway.step.core import StepCore
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.linspace(-1, 1, 5, dtype=torch.float64)
@@ -39,3 +41,62 @@ def test_complex_and_real_parameters_together(ranks, complex_first, micro_batch,
     for value, expected in zip(own.parameters(), right.parameters(), strict=True):
         assert expected.grad is not None
         torch.testing.assert_close(value, (expected - 0.1 * expected.grad), rtol=0, atol=1e-12)
+
+
+def layers():
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1), nn.Flatten(0))
+
+
+def of_the_head(named):
+    """An optimizer that holds a part of what gets gradients."""
+    return torch.optim.SGD([parameter for name, parameter in named if name.startswith("2")], lr=0.1)
+
+
+HEAD = kway.Job(
+    model=layers, loss=nn.MSELoss(), optimizer=of_the_head, data=(X, Y), batch_size=2, precision="fp64",
+    shuffle=False, clip=0.3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("exactness", ["math", "bits"])
+def test_gradients_beside_the_optimizers_do_not_pile_up_in_what_is_clipped(ranks, exactness, size):
+    torch.manual_seed(0)
+    right = layers().double()
+    optimizer = of_the_head(right.named_parameters())
+    for rows in torch.arange(5).split(2):
+        right.zero_grad()
+        nn.functional.mse_loss(right(X[rows]), Y[rows]).backward()
+        nn.utils.clip_grad_norm_(right.parameters(), 0.3)
+        optimizer.step()
+    own = kway.train(
+        HEAD, devices=f"cpu:{size}", strategy="data", epochs=1, exactness=exactness, ranks=ranks, echo=False
+    ).model
+    for value, expected in zip(own.parameters(), right.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("exactness", ["math", "bits"])
+def test_a_proof_finds_gradients_that_pile_up(monkeypatch, exactness):
+    def prove():
+        return kway.prove(
+            HEAD, devices="cpu:1", exactness=exactness, own_optimizer=True, precision="fp64", echo=False
+        )
+
+    assert prove().verdict == "pass"
+    monkeypatch.setattr(StepCore, "clear_gradients", lambda step: step.optimizer.zero_grad())
+    assert prove().verdict == "fail"
+
+
+def small(output, target):
+    """Losses whose gradients do not overflow in half precision at the scale with which a run begins."""
+    return 0.01 * (output - target).square()
+
+
+def test_gradients_beside_the_optimizers_are_clipped_without_the_scale_of_fp16():
+    def moved(precision):
+        job = replace(HEAD, precision=precision, data=(X.float(), Y.float()), loss=small, clip=0.003)
+        torch.manual_seed(0)
+        return kway.train(job, devices="cpu:1", epochs=1, echo=False).model[2].bias - layers()[2].bias
+
+    torch.testing.assert_close(moved("fp16"), moved("fp32"), rtol=0.02, atol=0)

@@ -128,6 +128,8 @@ class Reference:
 
     def _step(self, batch: Any) -> None:
         lower = _AUTOCAST.get(self.job.precision)
+        # Of the whole model: an optimizer may hold a part of it, and what piles up on the rest is no noise.
+        self.model.zero_grad()
         self.optimizer.zero_grad()
         # Without the cache every use of a weight casts it by itself, and gradients of several uses add in float32.
         with torch.autocast(self.device.type, lower, cache_enabled=False) if lower else nullcontext():

@@ -148,6 +148,18 @@ class StepCore(ABC):
             total, weight = self.rule(output, target, samples)
         return output, target, total, weight
 
+    def clear_gradients(self) -> None:
+        """Leave no gradient of an earlier step: on the model's parameters, and on what the optimizer holds beside them.
+
+        An optimizer may hold only some of the model's parameters. Its own ``zero_grad`` would leave the others'
+        gradients to be added up and reduced again, and they count in what is clipped.
+        """
+        for parameter, _ in self._known:
+            parameter.grad = None
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
     def backward(self, objective: Tensor, output: Any) -> None:
         """Add the gradients of a scalar, if it has any. Parts of the model may be computed again.
 
@@ -227,6 +239,10 @@ class StepCore(ABC):
             scaler = None
         if scaler is not None:
             scaler.unscale_(self.optimizer)
+            # It knows the optimizer's parameters alone; those beside them count in what is clipped.
+            held = {id(parameter) for group in groups for parameter in group["params"]}
+            beside = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in held]
+            torch._foreach_div_(beside, scaler.get_scale()) if beside else None
         penalty = None
         if self.job.penalty is not None:
             value = torch.as_tensor(self.job.penalty(self.model))

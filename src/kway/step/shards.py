@@ -138,7 +138,7 @@ class ShardStep(StepCore):
         are float64, and a 0.
         """
         batch, samples = share.micro[shard - self.first]
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear_gradients()
         slots = None
         if samples:
             self.statistics.shard = shard

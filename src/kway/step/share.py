@@ -65,7 +65,7 @@ class ShareStep(StepCore):
     def gradients(self, share: Share, draws: Draws, tally: Tally | None = None) -> Outcome:
         """Leave the gradient of the global batch on the parameters: see ``StepCore.gradients``."""
         draws.at(0)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear_gradients()
         slots = self._accumulate(share, tally)
         calls = asked = None
         if self._reduce is not None:
