@@ -1,10 +1,10 @@
-"""A backward pass for the collectives alone.
+"""A backward pass that meets that of the other ranks.
 
 Normalisation over the global batch and gathers of all samples communicate in backward. A rank whose loss is a
-constant has nothing to differentiate, but the others wait for it there.
+constant, or does not reach the output of such a layer, has nothing to differentiate there, but the others wait for it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -13,51 +13,96 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from kway.errors import RefusedError
+from kway.step.checkpointing import recomputing
 
 Tensor = torch.Tensor
 
 
 class Meeting:
-    """What of the forward pass of one micro-batch communicates again in backward."""
+    """What of the forward pass of one micro-batch communicates again in backward.
+
+    All of it does, on every rank: autograd works off its nodes in the reverse of the order in which forward made
+    them, so that ranks meet in one order as long as none of them leaves one out.
+    """
 
     def __init__(self) -> None:
         self._edges: list[tuple[GradientEdge, Tensor]] = []
-        self._by_model = 0
 
     def clear(self) -> None:
         """Forget the last forward pass."""
         self._edges.clear()
-        self._by_model = 0
 
     def add(self, made: Tensor) -> None:
         """Note what a collective made. Its place in the graph is kept, not its values."""
-        if made.requires_grad:
+        # What is computed again inside a backward pass belongs to that pass.
+        if made.requires_grad and not recomputing():
             like = torch.empty((), dtype=made.dtype, device=made.device).expand(made.shape)
             self._edges.append((get_gradient_edge(made), like))
 
-    def leave_model(self) -> None:
-        """What follows is made by the loss."""
-        self._by_model = len(self._edges)
+    def backward(self, model: nn.Module, objective: Tensor) -> None:
+        """Add the gradients of a scalar, and take part in the collectives that it does not reach.
+
+        There backward starts with zeros. The samples of this rank have gradients nevertheless: they are part of what
+        the others normalised or compared. A parameter that only these starts reach, and whose gradient is zero, has
+        none afterwards: a zero would move it by momentum and decay.
+        """
+        unmet = self._unmet()
+        missing, seen = {edge.node for edge, _ in unmet}, set[Any]()
+        for node in _walk([objective.grad_fn], seen) if unmet else ():
+            missing.discard(node)
+            if not missing:
+                break
+        if not missing:
+            objective.backward()  # type: ignore[no-untyped-call]
+            return
+        starts = [(edge, like) for edge, like in unmet if edge.node in missing]
+        # A parameter that the scalar reaches has a gradient on one device too, be it zero.
+        beyond = {id(getattr(node, "variable", None)) for node in _walk(missing, seen)}
+        without = [p for p in model.parameters() if p.grad is None and id(p) in beyond]
+        roots: list[Any] = [objective, *(edge for edge, _ in starts)]
+        torch.autograd.backward(roots, [None, *(_zeros(like) for _, like in starts)])
+        _drop_zeros(without)
 
     def attend(self, model: nn.Module, output: Any) -> None:
-        """Take part in the collectives of the others' backward passes, with a gradient of zero for each output.
+        """Take part in the collectives of the others' backward passes, for a loss that is a constant.
 
-        The samples of this rank have gradients nevertheless: they are part of what the others normalised or
-        compared. Backward starts where a loss would: at the model's outputs, and at what the loss itself gathered.
-        A parameter whose gradient is zero has none afterwards: a zero would move it by momentum and decay.
+        Backward also starts at the model's outputs: a part that is computed again inside backward communicates
+        there, and noted nothing before. A parameter whose gradient is zero has none afterwards.
         """
         if not self._edges:
             return
+        starts = self._unmet()
         outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        # A model that returns its own loss as a constant has no outputs to start at, only what it computed.
-        made = self._edges[self._by_model :] if outputs else self._edges
-        roots: list[Any] = [*outputs, *(edge for edge, _ in made)]
-        zeros = [torch.zeros_like(like) for like in [*outputs, *(like.contiguous() for _, like in made)]]
         without = [parameter for parameter in model.parameters() if parameter.grad is None]
-        torch.autograd.backward(roots, zeros)
-        for parameter in without:
-            if parameter.grad is not None and not parameter.grad.any():
-                parameter.grad = None
+        roots: list[Any] = [*outputs, *(edge for edge, _ in starts)]
+        torch.autograd.backward(roots, [_zeros(like) for like in [*outputs, *(like for _, like in starts)]])
+        _drop_zeros(without)
+
+    def _unmet(self) -> list[tuple[GradientEdge, Tensor]]:
+        """List what no derivative that the model or the loss took by itself has come through already."""
+        return [(edge, like) for edge, like in self._edges if not getattr(edge.node, "met", False)]
+
+
+def _walk(nodes: Iterable[Any], seen: set[Any]) -> Iterator[Any]:
+    """Yield the nodes of a graph that backward from ``nodes`` comes through, but those in ``seen``, and note them."""
+    open_ones = [node for node in nodes if node is not None]
+    while open_ones:
+        node = open_ones.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            open_ones.extend(before for before, _ in node.next_functions if before is not None)
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return torch.zeros_like(like, memory_format=torch.contiguous_format)
+
+
+def _drop_zeros(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is not None and not (grad._values() if grad.is_sparse else grad).any():
+            parameter.grad = None
 
 
 def refuse_second_derivative(what: str) -> None:

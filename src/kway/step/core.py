@@ -144,7 +144,6 @@ class StepCore(ABC):
         with self.precision.compute(self.device), self.whole_batch.current():
             args, kwargs, target = self.split(move(batch, self.device, self.precision.floating))
             output = self.model(*args, **kwargs)
-            self.presence.meeting.leave_model()
             total, weight = self.rule(output, target, samples)
         return output, target, total, weight
 
@@ -163,8 +162,8 @@ class StepCore(ABC):
     def backward(self, objective: Tensor, output: Any) -> None:
         """Add the gradients of a scalar, if it has any. Parts of the model may be computed again.
 
-        ``output``: what the model returned. Backward may communicate, so that a rank whose scalar is a constant
-        takes part in it nevertheless.
+        ``output``: what the model returned. Backward may communicate, so that a rank takes part in it also with
+        what its scalar does not reach: see ``Meeting``.
         """
         if not objective.requires_grad:
             with self.whole_batch.current():
@@ -173,7 +172,7 @@ class StepCore(ABC):
         scaled: Tensor = self.scaler.scale(objective) if self.scaler else objective
         self.whole_batch.follow(scaled)
         with self.whole_batch.current():
-            scaled.backward()  # type: ignore[no-untyped-call]
+            self.presence.meeting.backward(self.model, scaled)
 
     def mispaired(self, calls: Tensor, own: int) -> Tensor:
         """Return 0 where all ranks called the same collectives, else NaN. ``own``: this rank's fingerprint.

@@ -148,6 +148,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Sum what all ranks found for the whole, and take the own rows."""
         refuse_second_derivative("kway.all_samples")
+        ctx.met = True
         (dy,) = grads
         real = as_real(dy)
         total = real.to(torch.promote_types(real.dtype, torch.float32), copy=True)

@@ -99,6 +99,7 @@ class Normalise(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Return the gradients of x, weight and bias."""
         refuse_second_derivative("batch normalisation over the global batch")
+        ctx.met = True
         x, weight, mean, invstd, count = ctx.saved_tensors
         dy = grads[0].contiguous(memory_format=torch.channels_last) if _last(x) else grads[0].contiguous()
         sums = _local_sums(dy, x, mean, invstd, ctx.eps)
