@@ -100,3 +100,61 @@ def test_gradients_beside_the_optimizers_are_clipped_without_the_scale_of_fp16()
         return kway.train(job, devices="cpu:1", epochs=1, echo=False).model[2].bias - layers()[2].bias
 
     torch.testing.assert_close(moved("fp16"), moved("fp32"), rtol=0.02, atol=0)
+
+
+class Counting(nn.Module):
+    """Buffers that move with every forward pass, in place and by assignment, and that the output follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 1))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("factor", torch.tensor(1.0), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.count += 1
+            self.factor = self.factor * 0.9
+        return self.layer(x)[:, 0] * self.factor
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("micro_batch", [1, 2, 3])
+def test_buffers_move_once_a_step_in_however_many_micro_batches(ranks, micro_batch, size):
+    """The last batch is one sample: a rank may have fewer micro-batches than another, or no sample."""
+    job = kway.Job(
+        model=Counting, loss=nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=0.1), data=(X, Y),
+        batch_size=4, precision="fp64", shuffle=False,
+    )  # fmt: skip
+    right = kway.train(job, devices="cpu:1", epochs=2, echo=False).model
+    assert int(right.count) == 4
+    cut = replace(job, micro_batch=micro_batch)
+    run = kway.train(cut, devices=f"cpu:{size}", strategy="data", epochs=2, ranks=ranks, echo=False)
+    assert not any("buffer" in notice for notice in run.record.notices)
+    for name, expected in right.state_dict().items():
+        torch.testing.assert_close(run.model.state_dict()[name], expected, rtol=0, atol=1e-12, msg=name)
+
+
+class Watching(nn.Linear):
+    """A buffer that follows the samples."""
+
+    def __init__(self):
+        super().__init__(3, 1)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x):
+        self.seen = x.detach().mean(0)
+        return super().forward(x)[:, 0]
+
+
+def test_a_buffer_that_follows_a_micro_batch_is_refused_by_name():
+    job = kway.Job(
+        model=Watching, loss=nn.MSELoss(), optimizer=torch.optim.SGD, data=(X, Y), batch_size=4, micro_batch=2,
+        precision="fp64",
+    )  # fmt: skip
+    with pytest.raises(
+        kway.RefusedError, match=r"buffer 'seen' depends on the samples of a micro-batch.*math"
+    ):
+        kway.train(job, devices="cpu:1", epochs=1, echo=False)
+    kway.train(job, devices="cpu:1", epochs=1, exactness="loose", echo=False)
+    kway.train(replace(job, micro_batch=4), devices="cpu:1", epochs=1, echo=False)

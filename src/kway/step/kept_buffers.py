@@ -1,9 +1,12 @@
-"""Buffers that a forward pass changes, where a batch is computed in shards: each shard starts from the step's own.
+"""Buffers that a forward pass changes, where a batch is computed in pieces: each piece starts from the step's own.
 
-Batch normalisation is not among them (see ``pooled``). What follows from the weights alone, such as the vectors of
-spectral normalisation or a counter, comes out the same for every shard, and moves once a step as on a whole batch.
-What depends on the samples would be another on every number of devices.
+Pieces are the shards of level bits, or micro-batches. Batch normalisation over shards is not among them (see
+``pooled``). What follows from the weights alone, such as the vectors of spectral normalisation or a counter, comes out
+the same for every piece, and moves once a step as on a whole batch. What depends on the samples would be another on
+every number of devices, or for every size of the pieces.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -14,10 +17,32 @@ from kway.errors import RefusedError
 Tensor = torch.Tensor
 
 
-class KeptBuffers:
-    """Buffers of ``model`` but those of the layers in ``without``."""
+@dataclass(frozen=True)
+class Piece:
+    """What a batch is cut into: its ``name``, why buffers must not follow its samples, and what can be done."""
 
-    def __init__(self, model: nn.Module, without: list[nn.Module]) -> None:
+    name: str
+    need: str
+    do: str
+
+
+SHARD = Piece(
+    "shard",
+    "at exactness bits it would be another on every number of devices",
+    "use exactness math, or compute it from what does not depend on the batch",
+)
+MICRO_BATCH = Piece(
+    "micro-batch",
+    "at exactness math it must be what the whole batch gives, which no part of it does",
+    "use a larger micro_batch or exactness loose, or compute it from what does not depend on the batch",
+)
+
+
+class KeptBuffers:
+    """Buffers of ``model`` but those of the layers in ``without``, over the pieces of a batch."""
+
+    def __init__(self, model: nn.Module, without: list[nn.Module], piece: Piece) -> None:
+        self._piece = piece
         left_out = {id(module) for module in without}
         self._modules = [
             (name, module)
@@ -32,7 +57,7 @@ class KeptBuffers:
         self._before = {}
 
     def begin(self) -> None:
-        """Take the values from which every shard of a step starts. Copies only what changed since the last step."""
+        """Take the values from which every piece of a step starts. Copies only what changed since the last step."""
         now = {}
         for place, (_, module) in enumerate(self._modules):
             for name, buffer in module._buffers.items():
@@ -42,8 +67,8 @@ class KeptBuffers:
                     now[place, name] = known if same and known else (buffer, buffer._version, _copy(buffer))
         self._before, self._after = now, None
 
-    def end_of_shard(self) -> None:
-        """Put the step's values back. Raises ``RefusedError`` where two shards left different values."""
+    def end_of_piece(self) -> None:
+        """Put the step's values back. Raises ``RefusedError`` where two pieces left different values."""
         after = {}
         for place, (_, module) in enumerate(self._modules):
             for name, buffer in module._buffers.items():
@@ -62,14 +87,14 @@ class KeptBuffers:
             self._after = after
         elif name := _different(self._after, after):
             raise RefusedError(
-                f"buffer {self._named(name)!r} depends on the samples of a shard",
-                "at exactness bits it would be another on every number of devices",
-                "use exactness math, or compute it from what does not depend on the batch",
+                f"buffer {self._named(name)!r} depends on the samples of a {self._piece.name}",
+                self._piece.need,
+                self._piece.do,
             )
 
     def end_of_step(self, group: Group, idle: bool) -> None:
-        """Give the buffers the values that the shards left. ``idle``: some rank may have had no sample; then a
-        collective, in which it takes the values of the first that had.
+        """Give the buffers the values that the pieces left. ``idle``: some rank may have computed none; then a
+        collective, in which it takes the values of the first that did.
         """
         after = self._after
         if idle and group.size > 1 and self._modules:

@@ -17,7 +17,7 @@ from kway.job import Job
 from kway.step.batchnorm import Presence
 from kway.step.core import Outcome, StepCore
 from kway.step.gradients import sparse_parameters
-from kway.step.kept_buffers import KeptBuffers
+from kway.step.kept_buffers import SHARD, KeptBuffers
 from kway.step.pooled import ShardStatistics
 from kway.step.precision import wide
 from kway.step.seeds import Draws
@@ -50,7 +50,7 @@ class ShardStep(StepCore):
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
         self.first = held[group.rank][0]
         self._tree = TreeReducer(group.apart(), shards, held)
-        self._kept = KeptBuffers(model, [*statistics.layers])
+        self._kept = KeptBuffers(model, [*statistics.layers], SHARD)
         self._lay_out()
 
     def prepare(self, share: Share) -> bool:
@@ -146,7 +146,7 @@ class ShardStep(StepCore):
             output, target, total, weight = self.forward(batch, samples)
             self.backward(total / share.total, output)
             self._check_frozen()
-            self._kept.end_of_shard()
+            self._kept.end_of_piece()
             slots = torch.zeros(4 * self.shards + 2, dtype=wide(total.dtype), device=self.device)
             slots[shard], slots[self.shards + shard] = total.detach(), weight
             if slots.dtype == torch.float64:

@@ -13,6 +13,7 @@ from kway.job import Job
 from kway.step.batchnorm import Presence
 from kway.step.core import Outcome, StepCore
 from kway.step.gradients import resolve_conjugates
+from kway.step.kept_buffers import MICRO_BATCH, KeptBuffers
 from kway.step.precision import wide
 from kway.step.seeds import Draws
 from kway.step.tally import Tally, measure
@@ -28,6 +29,7 @@ class ShareStep(StepCore):
 
     ``group``: the ranks among which the batch is cut; ``place``: this rank's place among ``ranks`` shares.
     ``reduce`` and ``divide``: as of a ``GradientReducer``, or ``None`` where one device holds the whole batch.
+    ``keeps_buffers``: whether buffers move once a step, whatever the number of micro-batches.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class ShareStep(StepCore):
         ranks: int = 1,
         reduce: Reduce | None = None,
         divide: Divide | None = None,
+        keeps_buffers: bool = False,
     ) -> None:
         super().__init__(job, model, optimizer, device, presence, group)
         self.place, self.ranks = place, ranks
         self._reduce, self._divide = reduce, divide
+        self._kept = KeptBuffers(model, [], MICRO_BATCH) if keeps_buffers else None
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed: see ``StepCore.prepare``."""
@@ -88,6 +92,11 @@ class ShareStep(StepCore):
             self._rescale(divisor)
         return Outcome(loss, weight, losses, asked, calls)
 
+    def forget(self) -> None:
+        """Take the buffers' values anew with the next step: see ``ShardStep.forget``."""
+        if self._kept is not None:
+            self._kept.forget()
+
     def _whole(self, share: Share) -> bool:
         """Whether one device can divide before backward. Not with a scaler: what overflows must not depend on it."""
         return self._reduce is None and len(share.micro) == 1 and self.scaler is None
@@ -99,6 +108,9 @@ class ShareStep(StepCore):
         """
         slots: Tensor | None = None
         self.presence.take(share)
+        kept = self._kept if len(share.micro) > 1 else None
+        if kept is not None:
+            kept.begin()
         for batch, samples in share.micro:
             if share.count and not samples:
                 continue
@@ -109,6 +121,8 @@ class ShareStep(StepCore):
                 # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
                 objective = total * ((1.0 if samples else 0.0) / share.total)
             self.backward(objective, output)
+            if kept is not None:
+                kept.end_of_piece()
             if slots is None:
                 slots = torch.zeros(4, self.ranks, dtype=wide(total.dtype), device=total.device)
             if samples:
@@ -116,6 +130,9 @@ class ShareStep(StepCore):
                 slots[1, self.place] += weight
                 if tally is not None:
                     measure(self.job.metrics, output, target, samples, tally, self.place)
+        if kept is not None:
+            # A rank without samples has run all of its micro-batches on one that does not count.
+            kept.end_of_step(self.group, idle=False)
         assert slots is not None
         return slots
 

@@ -40,6 +40,8 @@ class Level(ABC):
 
 
 class _Share(Level):
+    keeps_buffers: ClassVar[bool] = False
+
     def open(self, part: Part, optimizer: torch.optim.Optimizer) -> StepCore:
         """Make a step over the rank's share."""
         return ShareStep(
@@ -53,6 +55,7 @@ class _Share(Level):
             ranks=part.shares,
             reduce=part.reduce,
             divide=part.divide,
+            keeps_buffers=self.keeps_buffers,
         )
 
 
@@ -62,6 +65,7 @@ class Math(_Share):
     name = "math"
     promise = "the mathematics of one device on the whole batch: only rounding differs"
     global_statistics = True
+    keeps_buffers = True
 
     def check(self, job: Job, model: nn.Module, devices: int, share: int, shards: int) -> None:
         """Refuse batch normalisation over a batch that is cut in time."""
