@@ -131,9 +131,8 @@ def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -
 
 def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], use: Any) -> Any:
     modes = {module: module.training for module in job.model.modules()}
-    engine = Engine(
-        job, job.model, layout, context.world, "math", parts.order.batch_size, status=context.status
-    )
+    size = parts.order.batch_size
+    engine = Engine(job, job.model, layout, context.world, "math", size, status=context.status, trains=False)
     loader = engine.loader(parts)
     try:
         result = use(engine, loader.epoch(0))

@@ -37,8 +37,9 @@ class Engine:
     """One rank's side of a job on a layout. All ranks make the same calls in the same order.
 
     ``model`` is the rank's own module, already initialised; it is moved to the rank's device and is the
-    trained model afterwards. ``step_kind``: how steps are to run (``kway.step.kinds``). Raises ``RefusedError`` for a
-    level that layout or model cannot keep, and for a step kind that the device cannot run.
+    trained model afterwards. ``step_kind``: how steps are to run (``kway.step.kinds``); ``trains``: whether
+    there will be any. Raises ``RefusedError`` for a level that layout or model cannot keep, and for a step kind that
+    the device cannot run.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class Engine:
         shards: int = DEFAULT_SHARDS,
         status: Status | None = None,
         step_kind: str = DEFAULT_KIND,
+        trains: bool = True,
     ) -> None:
         check_level(layout, level, shards)
-        check_model(job, model, layout, level, batch_size, shards)
+        check_model(job, model, layout, level, batch_size, shards, trains)
         self.job, self.layout, self.level = job, dict(layout), level
         self._is_main, self._warned = world.is_main, 0
         self._level = level_of(level)

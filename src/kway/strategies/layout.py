@@ -11,6 +11,7 @@ from kway.errors import RefusedError, UsageError
 from kway.job import Job, clip_rule
 from kway.registry import modules_of, unknown
 from kway.step.build import check_optimizer
+from kway.step.hooked import refuse_hooks
 from kway.step.losses import check_loss
 from kway.strategies.base import Axis
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
@@ -103,9 +104,11 @@ def check_model(
     level: str,
     batch_size: int,
     shards: int = DEFAULT_SHARDS,
+    trains: bool = True,
 ) -> None:
     """Raise ``RefusedError`` for a model that this layout cannot train at this level.
 
+    ``trains``: whether there will be gradients; without them hooks on parameters stand in nobody's way.
     Raises ``UsageError`` for a loss or an optimizer that no layout can use.
     """
     for name, module in model.named_modules():
@@ -137,7 +140,10 @@ def check_model(
         )
     known = axes()
     shares = prod(size for axis, size in layout.items() if known[axis].splits_batch)
-    level_of(level).check(job, model, shares, -(-batch_size // shares), shards)
+    share = -(-batch_size // shares)
+    level_of(level).check(job, model, shares, share, shards)
+    if trains:
+        refuse_hooks(model, level_of(level).cut(job, shares, share, shards), level)
     for axis, size in layout.items():
         reason = known[axis].refuses(job, model, size, level)
         if reason:

@@ -34,6 +34,10 @@ class Level(ABC):
     def check(self, job: Job, model: nn.Module, devices: int, share: int, shards: int) -> None:  # noqa: B027
         """Raise ``RefusedError`` where this level cannot be kept. ``share``: the most samples of a device."""
 
+    def cut(self, job: Job, devices: int, share: int, shards: int) -> str | None:
+        """Say how a batch is cut where no gradient of a part may be changed by itself, else return ``None``."""
+        return None
+
     @abstractmethod
     def open(self, part: Part, optimizer: torch.optim.Optimizer) -> StepCore:
         """Make the step that keeps this level on one rank."""
@@ -77,6 +81,13 @@ class Math(_Share):
                 "the statistics of the global batch cannot be had from a batch that is cut in time (level math)",
                 f"use micro_batch={share} or more, more devices, or exactness loose",
             )
+
+    def cut(self, job: Job, devices: int, share: int, shards: int) -> str | None:
+        """Name the devices, or the micro-batches of one."""
+        if devices > 1:
+            return f"over {devices} devices"
+        in_time = job.micro_batch is not None and job.micro_batch < share
+        return f"by micro_batch={job.micro_batch}" if in_time else None
 
     def open(self, part: Part, optimizer: torch.optim.Optimizer) -> StepCore:
         """Make a step over the rank's share, whole where a layer normalises the batch."""
@@ -131,6 +142,10 @@ class Bits(Level):
                 "the shards are the micro-batches",
                 "leave it out, and choose --shards so that a shard fits the device",
             )
+
+    def cut(self, job: Job, devices: int, share: int, shards: int) -> str | None:
+        """Name the shards."""
+        return f"into {shards} shards" if shards > 1 else None
 
     def open(self, part: Part, optimizer: torch.optim.Optimizer) -> StepCore:
         """Make a step over fixed shards, with deterministic algorithms."""

@@ -1,0 +1,114 @@
+"""Hooks on parameters: run where they get the gradient of the global batch, refused where they would get a part's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+
+X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.linspace(-1, 1, 6, dtype=torch.float64)[:, None]
+
+
+def limited():
+    model = nn.Linear(3, 1).double()
+    model.weight.register_hook(lambda gradient: gradient.clamp(-0.02, 0.02))
+    return model
+
+
+def limited_after():
+    def limit(parameter):
+        parameter.grad.clamp_(-0.02, 0.02)
+
+    model = nn.Linear(3, 1).double()
+    model.weight.register_post_accumulate_grad_hook(limit)
+    return model
+
+
+def job_of(model, **more):
+    more = {"optimizer": torch.optim.SGD, "batch_size": 6, "precision": "fp64", **more}
+    return kway.Job(model=model, loss=nn.MSELoss(), data=(X, Y), **more)
+
+
+@pytest.mark.parametrize("model", [limited, limited_after])
+@pytest.mark.parametrize(
+    ("size", "more", "options"),
+    [(2, {}, {}), (1, {"micro_batch": 3}, {}), (1, {}, {"exactness": "bits", "shards": 2})],
+    ids=["devices", "micro-batches", "shards"],
+)
+def test_a_hook_that_would_get_the_gradient_of_a_part_is_refused_before_anything_starts(
+    model, size, more, options, leftovers
+):
+    for given in (model, model()):
+        with pytest.raises(kway.RefusedError, match=r"'weight' has a hook on its gradient.*clip="):
+            kway.train(job_of(given, **more), devices=f"cpu:{size}", epochs=1, echo=False, **options)
+    assert not leftovers()
+
+
+@pytest.mark.parametrize("model", [limited, limited_after])
+def test_on_one_device_and_a_whole_batch_it_acts_as_in_plain_torch(model):
+    torch.manual_seed(0)
+    right = model()
+    nn.functional.mse_loss(right(X), Y).backward()
+    expected = right.weight.detach() - 1e-3 * right.weight.grad
+    for more in ({}, {"micro_batch": 6}):
+        own = kway.train(job_of(model, **more), devices="cpu:1", epochs=1, echo=False).model
+        torch.testing.assert_close(own.weight.detach(), expected, rtol=0, atol=1e-14)
+    assert right.weight.grad.abs().max() <= 0.02
+
+
+def frozen():
+    model = nn.Sequential(limited(), nn.Linear(1, 1).double())
+    model[0].requires_grad_(False)
+    return model
+
+
+def evaluated(context):
+    """What ranks that are there already give."""
+    return kway.evaluate(job_of(limited), devices="auto", strategy="data")["loss"]
+
+
+def test_a_hook_that_is_never_called_stands_in_nobodys_way(ranks):
+    (alone,), spread = ranks.run(evaluated, size=1), ranks.run(evaluated, size=2)
+    assert spread == pytest.approx([alone, alone], rel=1e-14)
+    kway.train(job_of(frozen), devices="cpu:2", strategy="data", epochs=1, ranks=ranks, echo=False)
+
+
+def noted(context):
+    """What a hook sees of a step, and the gradient that there is then."""
+    seen = []
+
+    def one_number():
+        model = nn.Linear(1, 1, bias=False).double()
+        model.weight.register_hook(lambda gradient: seen.append(float(gradient)))
+        return model
+
+    data = torch.tensor([[0.0], [3.0], [9.0]], dtype=torch.float64), torch.zeros(3)
+    job = replace(job_of(one_number, batch_size=3, shuffle=False), data=data, loss=lambda o, t: o[:, 0])
+    with kway.parallel(job, devices="auto", strategy="data", exactness="loose") as session:
+        for batch in session.batches(0):
+            session.step(batch)
+        return seen, float(session.model.weight.grad)
+
+
+def test_at_loose_a_hook_sees_what_one_device_computed(ranks):
+    assert ranks.run(noted) == [([pytest.approx(part)], pytest.approx(4.0)) for part in (1.0, 3.0)]
+
+
+def test_one_that_is_linear_runs_at_loose(ranks):
+    """A mask acts on the sum as on its parts."""
+
+    def masked():
+        model = nn.Linear(3, 1).double()
+        model.weight.register_hook(lambda gradient: gradient * torch.tensor([1.0, 0.0, 1.0]))
+        return model
+
+    job = job_of(masked)
+    right = kway.train(job, devices="cpu:1", epochs=1, echo=False).model
+    for cut in (job, replace(job, micro_batch=2)):
+        own = kway.train(
+            cut, devices="cpu:2", strategy="data", epochs=1, exactness="loose", ranks=ranks, echo=False
+        ).model
+        torch.testing.assert_close(own.weight, right.weight, rtol=0, atol=1e-14)
