@@ -193,6 +193,7 @@ class NoLength:
 @pytest.mark.parametrize(
     ("data", "error", "text"),
     [
+        ("fashion-mnist", UsageError, "a text"),
         (DataLoader(Rows(), batch_size=None), UsageError, "batch_size=None"),
         (iter([1]), UsageError, "iterator"),
         (NoLength(), UsageError, "len"),

@@ -87,6 +87,12 @@ def _taken(
         batch_size = check_batch_size(batch_size)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise UsageError(f"workers {workers!r}", "a whole number of loader processes, from 0")
+    if isinstance(data, str | bytes):
+        raise UsageError(
+            f"data {data!r}, a text",
+            "a data set, tensors or arrays, or a DataLoader",
+            "open it first; data sets that kway knows by name are for the command line (--data)",
+        )
     if isinstance(data, type):
         raise UsageError(
             f"data that is the class {data.__name__}", "a data set", f"make one: {data.__name__}()"
