@@ -14,7 +14,8 @@ from kway.data.parts import Parts
 class Share:
     """What one rank holds of one global batch.
 
-    ``micro``: the collated micro-batches on the CPU, in order, each with how many of its samples count;
+    ``micro``: the collated micro-batches in order, on the CPU or where the loader
+    brought them, each with how many of its samples count;
     one where no ``micro_batch`` was asked for, and equally many on every rank. ``count``: how many samples of
     the rank count; ``total``: how many samples the global batch has. ``indices``: the data set indices of the
     rank's samples, int64 of shape (count,).

@@ -153,7 +153,7 @@ class Session:
     @property
     def step_kind(self) -> str:
         """How steps really run: see ``step_kind`` of ``kway.train``."""
-        return self.engine.step_kind
+        return self.engine.ran
 
     def evaluate(self) -> dict[str, float]:
         """Return ``loss`` and every metric over the validation data, the same on all ranks.

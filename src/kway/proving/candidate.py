@@ -91,7 +91,7 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
                 digests.append(every[0])
                 if world.is_main and not spec.free:
                     after_file(spec.folder, step).write_bytes(to_bytes(result))
-            ran, notices, doubts = engine.step_kind, engine.notices, engine.doubts
+            ran, notices, doubts = engine.ran, engine.notices, engine.doubts
         finally:
             engine.close()
     return {

@@ -32,8 +32,13 @@ class CompiledStep:
 
     @property
     def kind(self) -> str:
-        """The step kind that really runs."""
+        """The step kind whose arithmetic steps have."""
         return "compiled" if self._inner.kind == "eager" else "compiled-graph"
+
+    @property
+    def ran(self) -> str:
+        """The step kind that really ran so far."""
+        return "compiled" if self._inner.ran == "eager" else "compiled-graph"
 
     @property
     def notices(self) -> list[str]:

@@ -32,7 +32,7 @@ class Outcome:
     """What a step gave. ``loss``: the loss of the global batch (scalar tensor on the device); ``weight``: the
     sum of its weights; ``losses``: the sum of each share by itself, to say where a loss broke.
 
-    ``both``: loss and weight as one float64 tensor, where they lie together already.
+    ``both``: loss and weight as one tensor, where they lie together already.
     ``asked``: what each rank asked for beside its gradients (``StepCore.asked``), shape (ranks,), on the device;
     ``calls``: the fingerprint of each rank's collectives; ``None`` where no gradients were reduced.
     """
@@ -50,13 +50,16 @@ class Outcome:
 
     @property
     def pair(self) -> Tensor:
-        """Loss and weight, float64 of shape (2,)."""
+        """Loss and weight in one tensor of shape (2,)."""
         return torch.stack([self.loss.double(), self.weight.double()]) if self.both is None else self.both
 
     def packed(self) -> Tensor:
-        """Return all numbers as one float64 vector."""
-        parts = [self.loss, self.weight, self.losses, self.asked, self.calls]
-        return torch.cat([part.double().view(-1) for part in parts if part is not None])
+        """Return all numbers as one vector, in float64 where they are of several dtypes."""
+        parts = [
+            part for part in (self.loss, self.weight, self.losses, self.asked, self.calls) if part is not None
+        ]
+        alike = len({part.dtype for part in parts}) == 1
+        return torch.cat([(part if alike else part.double()).view(-1) for part in parts])
 
     def unpacked(self, numbers: Tensor) -> "Outcome":
         """Return the outcome that ``packed`` made ``numbers`` of, where its parts had the shapes of these."""
@@ -64,6 +67,7 @@ class Outcome:
         sizes = [1, 1, len(self.losses), ranks, ranks]
         loss, weight, losses, asked, calls = torch.split(numbers, sizes)
         told = (asked, calls) if ranks else (None, None)
+        loss = loss.to(self.loss.dtype)
         return Outcome(loss.view(()), weight.view(()), losses, asked=told[0], calls=told[1], both=numbers[:2])
 
 

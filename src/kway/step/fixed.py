@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kway.data.share import Share
+from kway.data.structure import mapped
 
 Tensor = torch.Tensor
 
@@ -29,14 +30,19 @@ class FixedInputs:
 
     def __init__(self, share: Share, device: torch.device) -> None:
         self._places: list[Tensor] = []
-        micro = [(self._placed(batch, device), count) for batch, count in share.micro]
-        self.share = replace(share, micro=micro)
+
+        def placed(value: Tensor) -> Tensor:
+            # Of a model's inputs the memory format is part: as ``to`` would have left it.
+            self._places.append(torch.empty_like(value, device=device, pin_memory=False))
+            return self._places[-1]
+
+        self.share = replace(share, micro=[(mapped(batch, placed), count) for batch, count in share.micro])
 
     def fill(self, share: Share) -> None:
         """Write another share of the same form into the storage; nothing waits where it is pinned or there already."""
         values: list[Tensor] = []
         for batch, _ in share.micro:
-            _collect(batch, values)
+            mapped(batch, lambda value: _noted(value, values))
         near: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for place, value in zip(self._places, values, strict=True):
             if value.device == place.device and value.is_contiguous() and place.is_contiguous():
@@ -47,14 +53,6 @@ class FixedInputs:
                 place.copy_(value, non_blocking=True)
         for places, sources in near.values():
             torch._foreach_copy_(places, sources)
-
-    def _placed(self, value: Any, device: torch.device) -> Any:
-        if isinstance(value, Tensor):
-            # Of a model's inputs the memory format is part: as ``to`` would have left it.
-            place = torch.empty_like(value, device=device, pin_memory=False)
-            self._places.append(place)
-            return place
-        return _mapped(value, lambda item: self._placed(item, device))
 
 
 def _form(value: Any) -> Hashable:
@@ -67,39 +65,16 @@ def _form(value: Any) -> Hashable:
     if isinstance(value, tuple | list):
         return (type(value), tuple(_form(item) for item in value))
     if is_dataclass(value) and not isinstance(value, type):
+        if hasattr(value, "__post_init__") or not all(field.init for field in fields(value)):
+            raise UnsuitedError(
+                f"a batch holds a {type(value).__name__}, which computes something of its own"
+            )
         return (type(value), tuple(_form(getattr(value, field.name)) for field in fields(value)))
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return (type(value), value)
     raise UnsuitedError(f"a batch holds a {type(value).__name__}, of which no two can be compared")
 
 
-def _collect(value: Any, found: list[Tensor]) -> None:
-    """List the tensors of a batch, in the order in which ``_mapped`` meets them."""
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            _collect(item, found)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            _collect(item, found)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            if field.init:
-                _collect(getattr(value, field.name), found)
-
-
-def _mapped(value: Any, function: Any) -> Any:
-    if isinstance(value, Mapping):
-        items = {key: function(item) for key, item in value.items()}
-        try:
-            return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
-        except TypeError:
-            return items
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(function(item) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(function(item) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: function(getattr(value, f.name)) for f in fields(value) if f.init})
+def _noted(value: Tensor, found: list[Tensor]) -> Tensor:
+    found.append(value)
     return value

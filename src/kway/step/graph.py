@@ -14,7 +14,7 @@ import torch
 from kway.data.loader import Share
 from kway.step.core import Outcome, StepCore
 from kway.step.fixed import FixedInputs, UnsuitedError, form_of
-from kway.step.observe import HostState, NoTrace, Trace, Watched, waits
+from kway.step.observe import Attributes, HostState, NoTrace, Trace, Watched, waits
 from kway.step.rates import Rates
 from kway.step.recorder import CudaRecorder, Recorder, Recording
 from kway.step.seeds import Draws, Keyed
@@ -64,11 +64,11 @@ class GraphedStep:
 
     def __init__(self, core: StepCore, recorder: Recorder | None = None, traced: bool = True) -> None:
         self.core = core
-        self.kind = "graph" if traced else "compiled-graph"
+        self.kind = "graph"
         self.notices: list[str] = []
         self._recorder: Recorder = CudaRecorder(core.device) if recorder is None else recorder
         self._traced = traced
-        self._rates = Rates(core.optimizer)
+        self._rates = Rates(core.optimizer, core.model)
         self._outside = self._rates.outside
         if core.scaler is not None:
             self._outside = "the gradient scaler reads back whether a step overflowed"
@@ -81,11 +81,20 @@ class GraphedStep:
         self._recorded: dict[Hashable, _Recorded] = {}
         self._refused: set[Hashable] = set()
         self._last: _Recorded | None = None
+        self._ever = self._denied = False
+        self._attributes: Attributes | None = None
+        self._options: Hashable = None
+        self._option_changes = 0
+
+    @property
+    def ran(self) -> str:
+        """What really ran: ``eager`` where nothing could be recorded."""
+        return self.kind if self._ever or not self._denied else "eager"
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` on a share: see ``StepCore.run``."""
         core = self.core
-        if core.prepare(share):
+        if core.prepare(share) or (self._attributes is not None and not self._attributes.unchanged()):
             self.forget()
         self._rates.adapt()
         self._rates.fill()
@@ -100,7 +109,7 @@ class GraphedStep:
                 return self._as_it_is(share, keys, tally)
         if recorded is not None:
             return self._again(recorded, share, keys, tally)
-        if len(self._seen) >= MOST_FORMS:
+        if len(self._seen) + len(self._recorded) >= MOST_FORMS:
             self._say(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
             return self._as_it_is(share, keys, tally)
         # Compiled code is made when a form is met for the first time.
@@ -121,14 +130,23 @@ class GraphedStep:
         self._seen.clear()
         self._recorded.clear()
         self._refused.clear()
-        self._last, self._taken = None, 0
+        self._last, self._attributes, self._taken = None, None, 0
 
     def _form(self, share: Share, tally: Tally | None) -> Hashable | None:
         try:
-            form = (form_of(share), tally is not None, self._rates.options(), self.core.model.training)
+            options = self._rates.options()
+            form = (form_of(share), tally is not None, options)
             hash(form)
         except (UnsuitedError, TypeError) as error:
             self._say(f"steps are not recorded: {error}")
+            return None
+        if self._options is not None and options != self._options:
+            self._option_changes += 1
+        self._options = options
+        if self._option_changes > MOST_FORMS:
+            self._say(
+                "steps are not recorded: options of the optimizer beside its learning rate keep changing"
+            )
             return None
         return form
 
@@ -161,7 +179,7 @@ class GraphedStep:
         draws, own = Watched(keys, self.core.device), self._own_tally(tally)
         inputs = FixedInputs(share, self.core.device)
         inputs.fill(share)
-        state = HostState(self.core.model)
+        state = self._host_state()
         trace = Trace() if self._traced else NoTrace()
         found: list[str] = []
         with ExitStack() as looking:
@@ -189,7 +207,7 @@ class GraphedStep:
         # Nothing reads them while they are recorded, but what looks at a number must not meet a strange one.
         made.inputs.fill(share)
         trace = Trace() if self._traced else NoTrace()
-        state = HostState(core.model)
+        state = self._host_state()
         core.forget()
         core.signs.on_device = True
         grads = [parameter.grad for parameter in core.model.parameters()]
@@ -213,6 +231,8 @@ class GraphedStep:
         core.signs.on_device = False
         core.forget()
         if reason:
+            # The step that follows notes its collectives itself.
+            core.group.trace.left = 0
             for parameter, grad in zip(core.model.parameters(), grads, strict=True):
                 parameter.grad = grad
             self._refuse(form, reason)
@@ -220,6 +240,10 @@ class GraphedStep:
         made.grads = [(parameter, parameter.grad) for parameter in core.model.parameters()]
         made.held = [*trace.held.values()]
         self._recorded[form] = made
+        self._seen.pop(form)
+        self._ever = True
+        if self._attributes is None:
+            self._attributes = Attributes(core.model)
         return made
 
     def _again(self, made: _Recorded, share: Share, keys: list[int], tally: Tally | None) -> Outcome:
@@ -246,12 +270,18 @@ class GraphedStep:
         core.advance()
         return outcome
 
+    def _host_state(self) -> HostState:
+        job = self.core.job
+        around = [self.core.rule, *job.metrics.values(), *([] if job.penalty is None else [job.penalty])]
+        return HostState(self.core.model, around)
+
     def _own_tally(self, tally: Tally | None) -> Tally | None:
         """Return a tally that a step fills from the start, if it fills one: a recording adds to the same always."""
         return None if tally is None else Tally([*self.core.job.metrics], self.core.device, tally.rows)
 
     def _refuse(self, form: Hashable, reason: str) -> None:
         self._refused.add(form)
+        self._denied = True
         self._seen.pop(form, None)
         self._say(f"steps are not recorded, but taken one operation after another: {reason}")
 

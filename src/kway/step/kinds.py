@@ -49,7 +49,11 @@ class Runner(Protocol):
 
     @property
     def kind(self) -> str:
-        """The step kind that really runs, which may be simpler than the one asked for."""
+        """The step kind whose arithmetic steps have: the one asked for, or a simpler one where a compiler lacks."""
+
+    @property
+    def ran(self) -> str:
+        """The step kind that really ran so far, which may be simpler than ``kind``."""
 
     @property
     def notices(self) -> list[str]:
@@ -65,7 +69,7 @@ class Runner(Protocol):
 class Eager:
     """The step itself, operation by operation."""
 
-    kind = "eager"
+    kind = ran = "eager"
 
     def __init__(self, core: "StepCore") -> None:
         self._core = core

@@ -9,8 +9,10 @@ import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from operator import is_
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -66,32 +68,49 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class HostState:
-    """What the host keeps of a model between two steps."""
+    """What the host keeps of a model, and of the functions around it, between two steps.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    ``others``: the loss, metrics and penalty: what they hold and what they close over, a few levels deep.
+    """
+
+    def __init__(self, model: nn.Module, others: Sequence[Any] = ()) -> None:
+        self._model, self._others = model, others
         self._before = self._now()
 
     def change(self) -> str | None:
         """Say what has changed since it was made, or ``None``."""
         now = self._now()
         for name in {**self._before, **now}:
-            if self._before.get(name) != now.get(name):
-                return f"the model keeps {name!r} from one step to the next"
+            if not _same(self._before.get(name), now.get(name)):
+                return f"{name} changes from one step to the next"
         return None
 
     def _now(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for path, module in self._model.named_modules():
-            for name, value in vars(module).items():
-                if name in ("training", "_parameters", "_modules", "_compiled_call_impl"):
-                    continue
-                if name == "_buffers":
-                    for buffer, held in value.items():
-                        found[".".join(part for part in (path, buffer) if part)] = id(held)
-                    continue
-                found[".".join(part for part in (path, name) if part)] = _kept(value, _DEPTH)
+            found |= {f"{name!r} of the model": value for name, value in _of_module(path, module)}
+        for other in self._others:
+            title = getattr(other, "__name__", type(other).__name__)
+            found[f"what {title} keeps"] = _kept(other, 2 * _DEPTH, closures=True)
         return found
+
+
+class Attributes:
+    """Which objects the modules of a model hold as attributes and buffers: a cheap look for every step.
+
+    Whoever changes one between two steps means the next step to follow.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        held = [vars(module) for module in model.modules()]
+        # Held, so that no other object can take the place of one.
+        self._known = [(own, [*own.values()]) for own in [*held, *(module["_buffers"] for module in held)]]
+
+    def unchanged(self) -> bool:
+        """Whether all of them are the same objects."""
+        return all(
+            len(own) == len(known) and all(map(is_, own.values(), known)) for own, known in self._known
+        )
 
 
 class Watched(Keyed):
@@ -147,7 +166,8 @@ def waits(found: list[str]) -> Iterator[None]:
 class NoTrace:
     """Stands for a trace where none can be had: compiled code is not made of operations."""
 
-    held: dict[int, Tensor] = {}
+    def __init__(self) -> None:
+        self.held: dict[int, Tensor] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +178,7 @@ class NoTrace:
         return None
 
     def difference(self, later: "NoTrace") -> None:
-        """Return ``None``: compiled code guards itself against what changes."""
+        """Return ``None``: nothing is known of them."""
 
 
 def _generators() -> tuple[Any, ...]:
@@ -175,15 +195,68 @@ def _states() -> tuple[Any, ...]:
     )
 
 
-def _kept(value: Any, depth: int) -> Any:
-    """Return what changes with a value: plain ones by themselves, containers by what is in them, others by identity."""
+class _Same:
+    """Stands for an object that can only be compared by identity, and holds it: no other gets its address."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _of_module(path: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(module).items():
+        if name in ("_parameters", "_modules", "_compiled_call_impl"):
+            continue
+        if name == "_buffers":
+            yield from ((_joined(path, buffer), _Same(held)) for buffer, held in value.items())
+        else:
+            yield _joined(path, name), _kept(value, _DEPTH)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _kept(value: Any, depth: int, closures: bool = False) -> Any:
+    """Return what changes with a value: plain ones by themselves, containers and plain objects by what is in them,
+    tensors and all others by identity. ``closures``: look also into what functions close over.
+    """
+    inner = partial(_kept, depth=depth - 1, closures=closures)
     if isinstance(value, _PLAIN):
         return (type(value), repr(value))
-    if depth and isinstance(value, dict):
-        return tuple((repr(key), _kept(item, depth - 1)) for key, item in value.items())
-    if depth and isinstance(value, list | tuple):
-        return tuple(_kept(item, depth - 1) for item in value)
-    return (type(value), id(value))
+    if isinstance(value, torch.Tensor | type | ModuleType) or not depth:
+        return _Same(value)
+    if isinstance(value, nn.Module):
+        own = {k: v for k, v in vars(value).items() if not k.startswith("_")}
+        return (_Same(value), inner({**own, **value._buffers}))
+    if isinstance(value, dict):
+        return tuple((repr(key), inner(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(inner, value))
+    if isinstance(value, partial):
+        return (inner(value.func), inner(value.args), inner(value.keywords))
+    if isinstance(value, MethodType):
+        return (_Same(value.__func__), inner(value.__self__))
+    if isinstance(value, FunctionType):
+        return (_Same(value), *(inner(_content(cell)) for cell in value.__closure__ or () if closures))
+    inside = getattr(value, "__dict__", None)
+    return (_Same(value), inner(inside)) if isinstance(inside, dict) else _Same(value)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one == other)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -16,8 +16,6 @@ from kway.step.checkpointing import recomputing
 from kway.step.normalise import local_statistics, pool
 
 Tensor = torch.Tensor
-# Tables of counts, one for each form of a batch.
-KEPT_TABLES = 16
 
 
 class _Seen:
@@ -136,9 +134,8 @@ class ShardStatistics:
         table = self._tables.get(counts)
         if table is None:
             table = self._table(counts)
-            self._tables = (
-                {**self._tables, counts: table} if len(self._tables) < KEPT_TABLES else {counts: table}
-            )
+            # Kept for good, and a few hundred bytes each: a recorded step reads the one of its form.
+            self._tables[counts] = table
         self._rows.zero_()
         self._counts.copy_(table)
         for shard, seen in self._seen.items():

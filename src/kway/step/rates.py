@@ -5,6 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
+
+from kway.step.gradients import sparse_parameters
 
 # Of torch's own optimizers, those that count steps on the device and take a rate from there when they are asked to.
 _CAPTURABLE = frozenset({"Adam", "AdamW", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta"})
@@ -17,9 +20,11 @@ class Rates:
     ``outside``: why the optimizer's step cannot be recorded; ``""`` where it can.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         self.optimizer = optimizer
         self.outside = _why_not(optimizer)
+        if not self.outside and sparse_parameters(model):
+            self.outside = "some gradients are sparse"
         self._cells: list[torch.Tensor] = []
         self._told: list[float] = []
 

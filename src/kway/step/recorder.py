@@ -53,7 +53,7 @@ class CudaRecorder:
         pool = next((other.pool for other in self._alive), None) or torch.cuda.graph_pool_handle()
         with self._capturing(graph, pool):
             work(_Lent(self.device, own))
-        made = CudaRecording(graph, own, pool)
+        made = CudaRecording(graph, own, pool, self.device)
         self._alive.add(made)
         return made
 
@@ -90,8 +90,10 @@ class CudaRecorder:
 class CudaRecording:
     """One CUDA graph, and the generators from which it draws."""
 
-    def __init__(self, graph: Any, generators: Sequence[torch.Generator], pool: Any) -> None:
-        self._graph, self._generators, self.pool = graph, generators, pool
+    def __init__(
+        self, graph: Any, generators: Sequence[torch.Generator], pool: Any, device: torch.device
+    ) -> None:
+        self._graph, self._generators, self.pool, self._device = graph, generators, pool, device
 
     def replay(self) -> None:
         """Launch the graph on the current stream."""
@@ -104,8 +106,10 @@ class CudaRecording:
 
     def close(self) -> None:
         """Free the graph once it has run."""
-        torch.cuda.synchronize()
-        self._graph.reset()
+        # After an error of the device nothing of this can be done, and that error is the one to tell.
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(self._device)
+            self._graph.reset()
 
 
 class _Lent(Draws):

@@ -103,8 +103,13 @@ class Engine:
 
     @property
     def step_kind(self) -> str:
-        """How steps really run: see ``kway.step.kinds``."""
+        """The arithmetic of steps: see ``kway.step.kinds``."""
         return self._runner.kind
+
+    @property
+    def ran(self) -> str:
+        """How steps really ran so far: see ``kway.step.kinds``."""
+        return self._runner.ran
 
     @property
     def notices(self) -> list[str]:

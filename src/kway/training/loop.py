@@ -348,7 +348,7 @@ class Loop:
         notices = [
             *self.loader.parts.notices,
             *held,
-            *self.engine.notices,
+            *(line for own in self.engine.mesh.world.objects(self.engine.notices) for line in own),
             *self.engine.doubts,
             *self.notices,
         ]
@@ -364,7 +364,7 @@ class Loop:
             layout=plan.layout,
             exactness=plan.exactness,
             holds_within=self._holds_within(),
-            step_kind=self.engine.step_kind,
+            step_kind=self.engine.ran,
             precision=job.precision,
             batch_size=self.loader.parts.order.batch_size,
             seed=job.seed,

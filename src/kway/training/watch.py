@@ -70,7 +70,9 @@ class LossWatch:
             self._take(self._sent.popleft())
 
     def _send(self, told: Callable[[float], None] | None) -> None:
-        values = torch.stack([outcome.pair for _, _, outcome in self._open])
+        pairs = [outcome.pair for _, _, outcome in self._open]
+        alike = len({pair.dtype for pair in pairs}) == 1
+        values = torch.stack([pair if alike else pair.double() for pair in pairs])
         event = None
         if values.is_cuda:
             here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
