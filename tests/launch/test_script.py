@@ -132,8 +132,9 @@ def test_a_loader_worker_of_the_script_that_dies_is_named(script):
         "    def __len__(self): return 8\n"
         "    def __getitem__(self, index):\n"
         "        if index == 5 and rank == 1: os.kill(os.getpid(), 7)\n"
-        "        return torch.ones(1)\n"
-        "for _ in torch.utils.data.DataLoader(Mine(), num_workers=2): pass\n"
+        "        return 1.0\n"
+        # Plain numbers: a tensor is fetched from its worker, which may die in the middle of that instead.
+        "for _ in torch.utils.data.DataLoader(Mine(), num_workers=2, collate_fn=list): pass\n"
     )
     with pytest.raises(RankError, match="DataLoader worker") as caught:
         launch(path, [], ["cpu"] * 2, threads=1, echo=False)
