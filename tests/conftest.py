@@ -21,10 +21,13 @@ FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"
 
 
 class Pool:
-    """Four CPU ranks of one thread each, started when first needed and again after a test that broke them."""
+    """CPU ranks of one thread each, started when first needed and again after a test that broke them.
+
+    Two of them for what asks for no more, four for the rest: a start costs as many imports of torch as there are ranks.
+    """
 
     def __init__(self) -> None:
-        self._ranks: Ranks | None = None
+        self._ranks: dict[int, Ranks] = {}
 
     def run(
         self,
@@ -35,14 +38,20 @@ class Pool:
         **options: Any,
     ) -> list[Any]:
         """Call ``function(context, *arguments)`` in ``size`` ranks, for ``limit`` seconds; results by rank."""
-        if self._ranks is None or not self._ranks.alive:
-            self._ranks = Ranks(["cpu"] * 4, threads=1)
         seconds = timedelta(seconds=limit)
-        return self._ranks.run(function, *arguments, size=size, limit=seconds, **options)
+        return self.of(size).run(function, *arguments, size=size, limit=seconds, **options)
+
+    def of(self, size: int) -> Ranks:
+        """Return living ranks, ``size`` at least."""
+        count = 2 if size <= 2 else 4
+        found = self._ranks.get(count)
+        if found is None or not found.alive:
+            found = self._ranks[count] = Ranks(["cpu"] * count, threads=1)
+        return found
 
     def close(self) -> None:
-        if self._ranks is not None:
-            self._ranks.close()
+        for found in self._ranks.values():
+            found.close()
 
 
 @pytest.fixture(scope="session")

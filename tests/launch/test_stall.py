@@ -226,7 +226,7 @@ def test_work_that_all_wait_for_is_no_stall_and_slow_steps_are_progress(ranks):
             return p.steps
 
     ranks.run(lambda context: None)
-    steps = ranks._ranks.run(
+    steps = ranks.of(2).run(
         task, job_of(partial(nn.Linear, 3, 2)), size=2, stall_timeout=timedelta(seconds=1)
     )
     assert steps == [8, 8]
@@ -241,8 +241,8 @@ def test_no_time_limit_of_torch_is_shorter(ranks):
 
     ranks.run(lambda context: None)
     day = timedelta(days=1)
-    assert min(ranks._ranks.run(limits, size=2, stall_timeout=timedelta(hours=20))) > day
-    assert max(ranks._ranks.run(limits, size=2)) < day
+    assert min(ranks.of(2).run(limits, size=2, stall_timeout=timedelta(hours=20))) > day
+    assert max(ranks.of(2).run(limits, size=2)) < day
 
 
 def test_the_first_rank_s_turn_has_no_time_limit(ranks):
