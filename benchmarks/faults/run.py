@@ -146,8 +146,12 @@ def saving(options: argparse.Namespace, draw: random.Random) -> dict[str, Any]:
             if not run.until_step(1):
                 raise SystemExit("\n".join(run.errors[-10:]))
             run.known = run.pids()
-            before = complete(saves)
+            # Most kills meet a save that has complete ones before it: there is something to lose then.
+            wanted = len(complete(saves)) + draw.choice([0, 1, 1, 2])
             deadline = time.monotonic() + 30
+            while len(complete(saves)) < wanted and time.monotonic() < deadline:
+                time.sleep(0.002)
+            before = complete(saves)
             while not (begun := unfinished(saves)) and time.monotonic() < deadline:
                 pass
             time.sleep(draw.random() * 0.08)
@@ -175,6 +179,7 @@ def saving(options: argparse.Namespace, draw: random.Random) -> dict[str, Any]:
         "kills": len(rows),
         "left_an_unfinished_save": sum(row["unfinished"] > 0 for row in rows),
         "newest_was_whole": sum(row["whole"] and not row["broken"] for row in rows),
+        "with_one_before": sum(row["newest"] is not None for row in rows),
         "processes_left": sum(row["left"] for row in rows),
     }
 
