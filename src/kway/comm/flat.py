@@ -1,6 +1,6 @@
 """The gradients of a model as one flat vector for each dtype, with flags and scalars behind them."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,8 +72,11 @@ class FlatGradients:
             (numbers[real.dtype], place, place + real.numel())
             for real, place in zip(reals, places, strict=True)
         ]
-        self.flags, *marks, scalar_parts = torch.split(store[carrier][: sum(sizes)], sizes)
+        self._front = store[carrier][: sum(sizes)]
+        self.flags, *marks, scalar_parts = torch.split(self._front, sizes)
         self._scalars = scalar_parts.view(parts, scalars)
+        self._raised = torch.ones_like(self.flags)
+        self._rest = torch.zeros((parts - 1) * scalars, dtype=carrier, device=device)
         self._marks = {place: _Marks(m[:-1], m[-1:]) for place, m in zip(marked, marks, strict=True)}
         self._views = []
         for parameter, real, place in zip(self.parameters, reals, places, strict=True):
@@ -83,7 +86,7 @@ class FlatGradients:
     @property
     def scalars(self) -> Tensor:
         """The numbers, in float64: exact where each is that of one rank alone, and 0 on the others."""
-        return self._scalars.double().sum(0)
+        return self._scalars.sum(0, dtype=torch.float64)
 
     def collect(self, scalars: Tensor, counts: bool = True) -> bool:
         """Copy the gradients and ``scalars`` in; return whether every parameter had a gradient that counts.
@@ -96,12 +99,17 @@ class FlatGradients:
     def copy_in(self, places: Iterable[int], counts: bool = True) -> None:
         """Copy the gradients of some parameters in; zeros where there is none or none that counts."""
         views, grads, empty = [], [], []
-        for place in places:
+        whole: dict[int, Tensor] = {}
+        for place in sorted(places):
             grad, view = self.parameters[place].grad, self._views[place]
             if grad is None or not counts:
                 empty.append(view)
             elif grad.is_sparse:
                 write(grad, view)
+            elif grad.data_ptr() == view.data_ptr():
+                continue  # backward has added to what was handed out
+            elif _lies_like(grad, view):
+                whole[place] = grad.detach().as_strided((grad.numel(),), (1,))
             else:
                 views.append(view)
                 grads.append(grad)
@@ -109,11 +117,19 @@ class FlatGradients:
             torch._foreach_zero_(empty)
         if views:
             torch._foreach_copy_(views, grads)
+        # What lies side by side is written by one kernel that keeps all of a device busy, which copies of single
+        # tensors do not.
+        for number, start, stop, run in _runs(whole, self.pieces):
+            torch.cat(run, out=self.vectors[number][start:stop])
 
     def note(self, scalars: Tensor, counts: bool = True) -> bool:
         """Write flags and ``scalars``; return whether every parameter had a gradient that counts."""
         present = [parameter.grad is not None for parameter in self.parameters]
         complete = all(present) and counts
+        if complete and not self._marks and scalars.dtype == self.vectors[self.carrier].dtype:
+            # All of the front at once, for the same reason.
+            torch.cat([self._raised, scalars, self._rest], out=self._front)
+            return complete
         if complete:
             self.flags.fill_(1.0)
         else:
@@ -170,6 +186,29 @@ class FlatGradients:
             return view
         rows = (marks.rows > 0).nonzero().squeeze(1)
         return from_rows(rows, view[rows], view)
+
+
+def _lies_like(grad: Tensor, view: Tensor) -> bool:
+    """Whether a gradient lies in memory as its place in a vector does, entry by entry."""
+    if grad.is_complex():
+        return False
+    return grad.stride() == view.stride() or (grad.is_contiguous() and view.is_contiguous())
+
+
+def _runs(found: dict[int, Tensor], pieces: Sequence[Piece]) -> Iterator[tuple[int, int, int, list[Tensor]]]:
+    """Yield (vector, start, stop, tensors) for neighbours without a gap between them. ``found``: by place, in order."""
+    run: list[Tensor] = []
+    number = start = stop = -1
+    for place, tensor in found.items():
+        if run and pieces[place][:2] != (number, stop):
+            yield number, start, stop, run
+            run = []
+        if not run:
+            number, start, _ = pieces[place]
+        run.append(tensor)
+        stop = pieces[place][2]
+    if run:
+        yield number, start, stop, run
 
 
 def _shaped(piece: Tensor, like: Tensor) -> Tensor:

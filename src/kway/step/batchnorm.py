@@ -12,7 +12,8 @@ from kway.data.share import Share
 from kway.errors import RefusedError
 from kway.step.accompany import Meeting
 from kway.step.checkpointing import recomputing
-from kway.step.normalise import Normalise, Statistics, gather_statistics
+from kway.step.normalise import Normalise, gather_statistics
+from kway.step.running import RunningStatistics
 
 
 class Presence:
@@ -27,6 +28,7 @@ class Presence:
         # Whether a batch must not be cut in time, because a layer needs its statistics as a whole.
         self.whole = False
         self.meeting = Meeting()
+        self.running = RunningStatistics()
 
     def take(self, share: Share) -> None:
         """Take up another share."""
@@ -129,33 +131,8 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
             f"{statistics.count.item():.0f} (input {tuple(x.shape)} on rank {group.rank}): use a larger batch"
         )
     if module.training and module.track_running_stats and not recomputing():
-        update_running(module, statistics)
+        presence.running.move(module, statistics)
     arguments = (x, module.weight, module.bias, statistics, module.eps, group, presence.counts)
     y: torch.Tensor = Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
     presence.meeting.add(y)
     return y
-
-
-@torch.no_grad()
-def count_batch(module: _BatchNorm) -> float | None:
-    """Count one more batch, and return by how much the running statistics move, as torch does."""
-    if module.num_batches_tracked is not None:
-        module.num_batches_tracked.add_(1)
-    return weight_of_batch(module)
-
-
-def weight_of_batch(module: _BatchNorm) -> float | None:
-    """Return by how much a batch that is counted already moves the running statistics."""
-    if module.momentum is None and module.num_batches_tracked is not None:
-        return 1.0 / float(module.num_batches_tracked)
-    return module.momentum
-
-
-@torch.no_grad()
-def update_running(module: _BatchNorm, statistics: Statistics) -> None:
-    """Move the running statistics of a layer by one step, as torch does: the variance unbiased."""
-    factor = count_batch(module)
-    unbiased = statistics.var * (statistics.count / (statistics.count - 1))
-    for running, value in ((module.running_mean, statistics.mean), (module.running_var, unbiased)):
-        if running is not None and factor is not None:
-            running.copy_(running.double() * (1 - factor) + value * factor)

@@ -98,7 +98,6 @@ class StepCore(ABC):
         self.asked = 0
         self.group, self.signs = group, Signs(group)
         self._stepped = True
-        self._weigh: Tensor | None = None
         self._known = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         self._modules = list(model.modules())
         self._stateful = {
@@ -182,18 +181,13 @@ class StepCore(ABC):
         """Return 0 where all ranks called the same collectives, else NaN. ``own``: this rank's fingerprint.
 
         Added to the weight of a step it makes all of it NaN, never other numbers, and no device is waited for. On a
-        CPU raises ``MispairedError`` at once. Fingerprints are whole numbers: where they are equal their weighted sum
-        is 0 to the bit, else its magnitude is far above 1, of which there is no arc sine.
+        CPU raises ``MispairedError`` at once. Lowest less highest is 0, or negative, of which there is no root.
         """
         if not calls.is_cuda:
             check_calls(calls, own)
             return calls.new_zeros(())
-        if self._weigh is None:
-            weights = torch.full((len(calls),), -1.0, dtype=torch.float64)
-            weights[0] = len(calls) - 1.0
-            self._weigh = (weights * 2.0**64).to(calls.device)
-        # In double precision, where such a sum is exact for any number of ranks.
-        return torch.asin(torch.dot(calls.double(), self._weigh)).to(calls.dtype)
+        low, high = torch.aminmax(calls)
+        return torch.sqrt(low - high)
 
     def check_parameters(self) -> bool:
         """Return whether the model has other parameters than at the last step, or trains others of them.

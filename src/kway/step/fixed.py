@@ -10,6 +10,8 @@ from kway.data.share import Share
 from kway.data.structure import mapped
 
 Tensor = torch.Tensor
+# Entries up to which tensors are copied together: that saves launches, but spreads each one over few multiprocessors.
+_SMALL = 4096
 
 
 class UnsuitedError(Exception):
@@ -45,7 +47,8 @@ class FixedInputs:
             mapped(batch, lambda value: _noted(value, values))
         near: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for place, value in zip(self._places, values, strict=True):
-            if value.device == place.device and value.is_contiguous() and place.is_contiguous():
+            small = value.numel() <= _SMALL and value.is_contiguous() and place.is_contiguous()
+            if small and value.device == place.device:
                 places, sources = near.setdefault(place.dtype, ([], []))
                 places.append(place)
                 sources.append(value)

@@ -8,27 +8,15 @@ normalization" (2015), section 3, with the sums of dy and of dy * (x - mean) tak
 Shapes: x is (N, C, ...); statistics are (C,).
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kway.comm.group import Group
 from kway.step.accompany import refuse_second_derivative
+from kway.step.running import Statistics
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Mean and biased variance by channel of the group's batch, and the count of values a channel.
-
-    All are float64 tensors on the batch's device; nothing is read back to the host.
-    """
-
-    mean: Tensor
-    var: Tensor
-    count: Tensor
 
 
 def spread(values: Tensor, like: Tensor) -> Tensor:
@@ -40,13 +28,15 @@ def gather_statistics(x: Tensor, group: Group, counts: bool) -> Statistics:
     """Combine the statistics of all ranks' x. A rank whose share does not count contributes nothing."""
     channels = x.size(1)
     values = x.numel() // channels if counts and channels else 0
-    local = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
+    local = torch.empty(2 * channels + 1, dtype=torch.float64, device=x.device)
     if values:
         mean, var = local_statistics(x)
         local[:channels].copy_(mean)
         local[channels : 2 * channels].copy_(var)
         # Not by assignment, for which torch waits for the device.
         local[-1:].fill_(values)
+    else:
+        local.zero_()
     return pool(group.stack(local))
 
 
@@ -66,8 +56,10 @@ def pool(rows: Tensor) -> Statistics:
     channels = (rows.size(1) - 1) // 2
     means, variances, count = torch.split(rows, [channels, channels, 1], dim=1)
     total = count.sum()
-    mean = (means * count).sum(0) / total
-    var = ((variances + (means - mean).square()) * count).sum(0) / total
+    part = count / total
+    mean = (means * part).sum(0)
+    away = means - mean
+    var = (torch.addcmul(variances, away, away) * part).sum(0)
     return Statistics(mean, var, total)
 
 
@@ -84,14 +76,12 @@ class Normalise(torch.autograd.Function):
         x, weight, bias, statistics, eps, group, counts = args
         x = x if _last(x) else x.contiguous()
         inner = torch.promote_types(torch.float32, x.dtype)
-        invstd = (statistics.var + eps).rsqrt()
-        ctx.save_for_backward(x, weight, statistics.mean.to(inner), invstd.to(inner), statistics.count)
+        mean, invstd = statistics.mean.to(inner), (statistics.var + eps).rsqrt().to(inner)
+        ctx.save_for_backward(x, weight, mean, invstd, statistics.count)
         ctx.group, ctx.counts, ctx.eps = group, counts, eps
         ctx.bias_dtype = None if bias is None else bias.dtype
         if x.is_cuda:
-            mean, invstd = statistics.mean.to(inner), invstd.to(inner)
             return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
-        mean, invstd = statistics.mean.to(inner), invstd.to(inner)
         var = variance_of(invstd, statistics.var.to(inner), eps)
         return torch.nn.functional.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 

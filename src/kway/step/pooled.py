@@ -11,9 +11,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kway.comm.group import Group
-from kway.step.batchnorm import replaceable_layers, weight_of_batch
+from kway.step.batchnorm import replaceable_layers
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import local_statistics, pool
+from kway.step.running import move_together, weight_of_batch
 
 Tensor = torch.Tensor
 
@@ -126,7 +127,8 @@ class ShardStatistics:
         for (factor, _), places in groups.items():
             modules = [self.layers[place] for place in places]
             running = [*(m.running_mean for m in modules), *(m.running_var for m in modules)]
-            self._move(running, [values[p + half] for half in (0, len(self.layers)) for p in places], factor)
+            moved = [values[p + half] for half in (0, len(self.layers)) for p in places]
+            move_together([r for r in running if r is not None], torch.cat(moved), factor)
 
     def _fill(self) -> None:
         """Write this rank's shards into their rows, and zeros into the others."""
@@ -159,12 +161,6 @@ class ShardStatistics:
             return kept
         counted = self._counts.sum(0).tolist()
         return [place for place in kept if counted[place] > 0]
-
-    @staticmethod
-    def _move(running: list[Tensor | None], values: list[Tensor], factor: float) -> None:
-        found = [tensor for tensor in running if tensor is not None]
-        moved = torch.cat(found).double() * (1 - factor) + torch.cat(values) * factor
-        torch._foreach_copy_(found, list(torch.split(moved.to(found[0].dtype), [len(t) for t in found])))
 
 
 @contextmanager

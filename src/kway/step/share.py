@@ -70,14 +70,15 @@ class ShareStep(StepCore):
         """Leave the gradient of the global batch on the parameters: see ``StepCore.gradients``."""
         draws.at(0)
         self.clear_gradients()
-        slots = self._accumulate(share, tally)
+        with self.presence.running.together():
+            slots = self._accumulate(share, tally)
         calls = asked = None
         if self._reduce is not None:
             own = self.signs.write(slots[2, self.place], slots[3, self.place])
             slots = self._reduce(slots.view(-1), share.count > 0).view(slots.shape)
             calls, asked = slots[2], slots[3]
-        losses, weights = slots[0], slots[1]
-        loss, weight = losses.sum(), weights.sum()
+        losses = slots[0]
+        loss, weight = slots[:2].sum(1).unbind()
         if calls is not None:
             weight = weight + self.mispaired(calls, own)
         divisor = weight / share.total
@@ -126,8 +127,9 @@ class ShareStep(StepCore):
             if slots is None:
                 slots = torch.zeros(4, self.ranks, dtype=wide(total.dtype), device=total.device)
             if samples:
-                slots[0, self.place] += total.detach()
-                slots[1, self.place] += weight
+                # Not with +=, which would write each of them twice.
+                slots[0, self.place].add_(total.detach())
+                slots[1, self.place].add_(weight)
                 if tally is not None:
                     measure(self.job.metrics, output, target, samples, tally, self.place)
         if kept is not None:

@@ -27,8 +27,8 @@ class Tally:
         self._owners: dict[str, str] = {}
         self._split: set[str] = set()
 
-    def add(self, name: str, total: Tensor, weight: Tensor, row: int = 0, owner: str = "") -> None:
-        """Add one pair of scalars to a share's row. ``owner``: the metric that the name is a part of.
+    def add(self, name: str, total: Tensor, weight: Tensor | float, row: int = 0, owner: str = "") -> None:
+        """Add one pair of numbers to a share's row. ``owner``: the metric that the name is a part of.
 
         Raises ``UsageError`` where another metric has given a name before.
         """
@@ -36,7 +36,10 @@ class Tally:
         self._check_owner(name, self._owners.setdefault(name, owner), owner)
         if name not in self._columns:
             self._columns[name] = torch.zeros(self.rows, 2, dtype=torch.float64, device=self.device)
-        self._columns[name][row] += torch.stack([total.detach().double(), weight.detach().double()])
+        # Not with +=, which would write it twice.
+        place = self._columns[name][row]
+        place[0].add_(total.detach().to(self.device))
+        place[1].add_(weight.detach().to(self.device) if isinstance(weight, Tensor) else weight)
 
     def restart(self) -> None:
         """Forget the sums."""
@@ -144,16 +147,16 @@ def measure(
         value = metric(output, target)
         if not isinstance(value, Mapping):
             total, weight = _pair(f"metric {metric_name!r} returned", value, samples, "or a dict of these")
-            tally.add(metric_name, total.to(tally.device), weight.to(tally.device), row)
+            tally.add(metric_name, total, weight, row)
             continue
         tally.split(metric_name)
         for name, part in value.items():
             check_figure(name, f"a key {name!r} of metric {metric_name!r}")
             total, weight = _pair(f"metric {metric_name!r} returned, for {name!r},", part, samples)
-            tally.add(name, total.to(tally.device), weight.to(tally.device), row, metric_name)
+            tally.add(name, total, weight, row, metric_name)
 
 
-def _pair(what: str, value: Any, samples: int, more: str = "") -> tuple[Tensor, Tensor]:
+def _pair(what: str, value: Any, samples: int, more: str = "") -> tuple[Tensor, Tensor | float]:
     """Read one figure of a share as (sum, weight)."""
     if isinstance(value, tuple | list) and len(value) == 2:
         total, weight = (torch.as_tensor(part, dtype=torch.float64) for part in value)
@@ -167,10 +170,9 @@ def _pair(what: str, value: Any, samples: int, more: str = "") -> tuple[Tensor, 
     if isinstance(value, torch.Tensor | int | float):
         # A Python number would pass through single precision on its way to a tensor.
         values = torch.as_tensor(value, dtype=torch.float64).detach()
-        count = samples if values.dim() == 0 else values.numel()
-        total = values.sum() * (samples if values.dim() == 0 else 1)
-        # Made where the values are: to bring a number there, torch would wait for the device.
-        return total, values.new_full((), float(count))
+        if values.dim() == 0:
+            return values * samples, float(samples)
+        return values.sum(), float(values.numel())
     needed = ["per-sample values", "a pair (sum, weight)", "a number", *([more] if more else [])]
     raise UsageError(f"{what} a {type(value).__name__}", f"it must be {', '.join(needed)}")
 
