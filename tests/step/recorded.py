@@ -78,9 +78,9 @@ def share(step, rows=6, total=None):
     return Share([((x, y), rows)], rows, total or rows, 0, step, y.numpy())
 
 
-def opened(model, **options):
+def opened(model, level="math", shards=1, **options):
     settings = {"loss": nn.CrossEntropyLoss()} | options
     job = kway.Job(model=model, data=(torch.zeros(6, 3), torch.zeros(6)), batch_size=6, **settings)
-    engine = Engine(job, model, {}, World(), "math", 6)
+    engine = Engine(job, model, {}, World(), level, 6, shards)
     recorder = Double(engine.model, engine.optimizer)
     return engine, GraphedStep(engine._step, recorder), recorder

@@ -1,5 +1,6 @@
 """Steps that are recorded once and done again: what is filled in, what is found not to suit, and the same numbers."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -192,6 +193,29 @@ def test_metrics_and_penalty_count_in_recorded_steps():
     group = engine.part.batch_group
     assert tallies[0].result(group) == tallies[1].result(group)
     assert tallies[0].result(group)["right"][1] == 48
+
+
+@pytest.mark.parametrize(("level", "shards"), [("math", 1), ("bits", 2)])
+def test_steps_whose_metrics_nobody_counts_are_recorded_without_them(level, shards):
+    asked = []
+
+    def metric(output, target):
+        asked.append(len(output))
+        return (output.argmax(1) == target).double()
+
+    engine, graphed, recorder = opened(
+        Net(), level, shards, optimizer=partial(torch.optim.SGD, lr=0.1), metrics={"m": metric}
+    )
+    for step in range(6):
+        whole = share(step)
+        (x, y), rows = whole.micro[0]
+        size = rows // shards
+        pieces = [((x[at : at + size], y[at : at + size]), size) for at in range(0, rows, size)]
+        graphed.run(replace(whole, micro=pieces), step)
+    assert recorder.made[0].replays == 3
+    assert asked == []
+    assert graphed.notices == []
+    engine.close()
 
 
 def test_keys_are_those_of_the_step():

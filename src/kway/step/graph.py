@@ -202,7 +202,7 @@ class GraphedStep:
         core, seen = self.core, self._seen[form]
         made = _Recorded(
             FixedInputs(share, core.device),
-            Tally([*core.job.metrics], core.device, tally.rows if tally else 1),
+            self._own_tally(tally),
         )
         # Nothing reads them while they are recorded, but what looks at a number must not meet a strange one.
         made.inputs.fill(share)
