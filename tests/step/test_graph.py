@@ -8,6 +8,7 @@ import torch
 from tests.step.recorded import Net, opened, share
 from torch import nn
 
+from kway.step.core import Outcome
 from kway.step.graph import MOST_FORMS, WARM_UP
 
 
@@ -31,6 +32,24 @@ def test_outcomes_of_earlier_steps_keep_their_numbers():
     outcomes = [graphed.run(share(step), step) for step in range(7)]
     seen = [outcome.loss.item() for outcome in outcomes]
     assert len(set(seen)) == 7
+
+
+def test_an_outcome_in_one_vector_has_all_the_parts_of_one_taken_apart():
+    parts = [torch.tensor(value) for value in (2.0, 3.0, [1.0, 1.0], [0.0, 2.0], [7.0, 7.0])]
+    like = Outcome(*parts)
+    packed = like.unpacked(like.packed() * 2)
+    assert packed.pair.tolist() == [4.0, 6.0]
+    assert (packed.loss.item(), packed.weight.item()) == (4.0, 6.0)
+    assert [packed.losses.tolist(), packed.asked.tolist(), packed.calls.tolist()] == [
+        [2, 2],
+        [0, 4],
+        [14, 14],
+    ]
+    assert packed.plus(torch.tensor(1.0)).pair.tolist() == [5.0, 6.0]
+    alone = Outcome(*parts[:3])
+    packed = alone.unpacked(alone.packed())
+    assert packed.asked is packed.calls is None
+    assert packed.loss.item() == 2.0
 
 
 def test_each_form_of_a_share_has_a_recording_of_its_own():

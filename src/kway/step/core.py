@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from operator import is_
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from kway.step.gradients import resolve_conjugates
 from kway.step.inputs import caller, move, splitter
 from kway.step.losses import rule_for
 from kway.step.precision import precision_of
+from kway.step.roster import Roster
 from kway.step.seeds import Draws, Keyed
 from kway.step.signs import Signs
 from kway.step.tally import Tally
@@ -62,13 +62,43 @@ class Outcome:
         return torch.cat([(part if alike else part.double()).view(-1) for part in parts])
 
     def unpacked(self, numbers: Tensor) -> "Outcome":
-        """Return the outcome that ``packed`` made ``numbers`` of, where its parts had the shapes of these."""
+        """Return the outcome that ``packed`` made ``numbers`` of, where its parts had the shapes of these.
+
+        It is taken apart when somebody asks for one of the parts, which most steps are spared.
+        """
+        return _Packed.of(self, numbers)
+
+    def _parts(self, numbers: Tensor) -> "Outcome":
         ranks = 0 if self.asked is None else len(self.asked)
         sizes = [1, 1, len(self.losses), ranks, ranks]
         loss, weight, losses, asked, calls = torch.split(numbers, sizes)
         told = (asked, calls) if ranks else (None, None)
         loss = loss.to(self.loss.dtype)
         return Outcome(loss.view(()), weight.view(()), losses, asked=told[0], calls=told[1], both=numbers[:2])
+
+
+class _Packed(Outcome):
+    """An outcome that is one vector until it is asked for more than loss and weight together."""
+
+    @classmethod
+    def of(cls, like: Outcome, numbers: Tensor) -> "_Packed":
+        """Make one of ``numbers``, which ``like`` knows how to take apart."""
+        made = object.__new__(cls)
+        vars(made).update(_numbers=numbers, _like=like)
+        return made
+
+    @property
+    def pair(self) -> Tensor:
+        """Loss and weight in one tensor of shape (2,)."""
+        numbers: Tensor | None = vars(self).get("_numbers")
+        return super().pair if numbers is None else numbers[:2]
+
+    def __getattribute__(self, name: str) -> Any:
+        own = object.__getattribute__(self, "__dict__")
+        if name in Outcome.__dataclass_fields__ and name not in own:
+            parts = own["_like"]._parts(own["_numbers"])
+            own.update({field: getattr(parts, field) for field in Outcome.__dataclass_fields__})
+        return object.__getattribute__(self, name)
 
 
 class StepCore(ABC):
@@ -98,10 +128,11 @@ class StepCore(ABC):
         self.asked = 0
         self.group, self.signs = group, Signs(group)
         self._stepped = True
-        self._known = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-        self._modules = list(model.modules())
+        self._roster = Roster(model)
         self._stateful = {
-            id(module) for module in self._modules if next(module.buffers(recurse=False), None) is not None
+            id(module)
+            for module in self._roster.modules
+            if next(module.buffers(recurse=False), None) is not None
         }
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
@@ -156,7 +187,7 @@ class StepCore(ABC):
         An optimizer may hold only some of the model's parameters. Its own ``zero_grad`` would leave the others'
         gradients to be added up and reduced again, and they count in what is clipped.
         """
-        for parameter, _ in self._known:
+        for parameter in self._roster.parameters:
             parameter.grad = None
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
@@ -196,14 +227,9 @@ class StepCore(ABC):
         stay as it is, which is easy to overlook. Refuse a layer with state of its own that was not there when the
         run began: what kway does for such layers is not done for it. Raises ``UsageError``.
         """
-        now = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
-        modules = list(self.model.modules())
-        known = self._known
-        same = len(now) == len(known) and all(
-            a is b and c == d for (a, c), (b, d) in zip(now, known, strict=True)
-        )
-        if same and len(modules) == len(self._modules) and all(map(is_, modules, self._modules)):
+        if self._roster.stands():
             return False
+        now = Roster(self.model)
         for name, module in self.model.named_modules():
             if next(module.buffers(recurse=False), None) is not None and id(module) not in self._stateful:
                 raise UsageError(
@@ -221,8 +247,8 @@ class StepCore(ABC):
                     "change the values in place (no_grad, copy_), give the optimizer all parameters from the "
                     "beginning, or hand it over with add_param_group",
                 )
-        self._known, self._modules = now, modules
-        return not same
+        before, self._roster = self._roster, now
+        return not now.has_parameters_of(before)
 
     def update(self) -> Tensor | None:
         """Add the penalty once, clip what was reduced, step optimizer and average. Return the penalty.

@@ -55,7 +55,10 @@ class FixedInputs:
             else:
                 place.copy_(value, non_blocking=True)
         for places, sources in near.values():
-            torch._foreach_copy_(places, sources)
+            if len(places) == 1:
+                places[0].copy_(sources[0], non_blocking=True)
+            else:
+                torch._foreach_copy_(places, sources)
 
 
 def _form(value: Any) -> Hashable:

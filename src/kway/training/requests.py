@@ -35,6 +35,9 @@ class Requests:
         answered by that one.
         """
         self._steps += 1
+        due = bool(self._open) and self._steps - self._open[0][0] >= self._lag
+        if self._lag and self._steps % self._lag and not due and not own:
+            return 0  # without a look at the outcome, which may have to be taken apart for it
         if outcome.asked is None:
             return own
         if self._lag == 0 or self._steps % self._lag == 0:

@@ -1,0 +1,43 @@
+"""Which modules and parameters a model consists of, and a look at whether it still does that is cheap enough for each
+step.
+"""
+
+from operator import is_
+from typing import Any
+
+from torch import nn
+
+
+class Roster:
+    """The modules and parameters of a model at one moment, and which of the parameters are trained."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = list(model.parameters())
+        self.modules = list(model.modules())
+        self._trained = [parameter.requires_grad for parameter in self.parameters]
+        # What a module holds is in two dicts of its own: to look there takes a tenth of a walk through the model.
+        self._held = [(own, [*own.values()]) for module in self.modules for own in _children(module)]
+
+    def stands(self) -> bool:
+        """Whether the model still consists of the same modules and parameters, of which the same are trained."""
+        held = [own for module in self.modules for own in _children(module)]
+        return all(
+            now is own and len(own) == len(known) and all(map(is_, own.values(), known))
+            for now, (own, known) in zip(held, self._held, strict=True)
+        ) and all(
+            parameter.requires_grad == trained
+            for parameter, trained in zip(self.parameters, self._trained, strict=True)
+        )
+
+    def has_parameters_of(self, other: "Roster") -> bool:
+        """Whether both have the same parameters, in the same order, of which the same are trained."""
+        return (
+            len(self.parameters) == len(other.parameters)
+            and all(map(is_, self.parameters, other.parameters))
+            and self._trained == other._trained
+        )
+
+
+def _children(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    own = vars(module)
+    return own["_parameters"], own["_modules"]
