@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked import ForkedRanks, Zygotes
 
 from kway.launch.local import Ranks
 
@@ -21,12 +22,14 @@ FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"
 
 
 class Pool:
-    """CPU ranks of one thread each, started when first needed and again after a test that broke them.
+    """CPU ranks of one thread each, there when first needed and new after a test that broke them.
 
-    Two of them for what asks for no more, four for the rest: a start costs as many imports of torch as there are ranks.
+    Two of them for what asks for no more, four for the rest: where they cannot be forked, a start costs as many
+    imports of torch as there are ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, zygotes: Zygotes) -> None:
+        self._zygotes = zygotes
         self._ranks: dict[int, Ranks] = {}
 
     def run(
@@ -46,7 +49,7 @@ class Pool:
         count = 2 if size <= 2 else 4
         found = self._ranks.get(count)
         if found is None or not found.alive:
-            found = self._ranks[count] = Ranks(["cpu"] * count, threads=1)
+            found = self._ranks[count] = ForkedRanks(self._zygotes, count)
         return found
 
     def close(self) -> None:
@@ -55,8 +58,14 @@ class Pool:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Pool]:
-    pool = Pool()
+def zygotes() -> Iterator[Zygotes]:
+    with Zygotes() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def ranks(zygotes: Zygotes) -> Iterator[Pool]:
+    pool = Pool(zygotes)
     yield pool
     pool.close()
 

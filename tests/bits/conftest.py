@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
+from tests.forked import ForkedRanks, Zygotes
 
 from kway.launch.local import Ranks
 
 
 @pytest.fixture(scope="package")
-def five() -> Iterator[Ranks]:
+def five(zygotes: Zygotes) -> Iterator[Ranks]:
     """Five CPU ranks of one thread each, for tests in which no rank fails."""
-    ranks = Ranks(["cpu"] * 5, threads=1)
+    ranks = ForkedRanks(zygotes, 5)
     yield ranks
     ranks.close()

@@ -35,20 +35,24 @@ class RankProcess:
         self.inbox = Inbox()
         self.sock, theirs = socket.socketpair()
         with theirs:
-            fds = [theirs.fileno(), *([inherit] if inherit >= 0 else [])]
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CODE, entry, str(theirs.fileno()), SOURCES],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=dict(environment),
-                pass_fds=fds,
-                start_new_session=True,
-            )
+            self._process = self._start(entry, environment, theirs.fileno(), inherit)
         for name, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
             if pipe is not None:
                 output.add(rank, name, os.dup(pipe.fileno()))
                 pipe.close()
+
+    def _start(
+        self, entry: str, environment: Mapping[str, str], control: int, inherit: int
+    ) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _CODE, entry, str(control), SOURCES],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            pass_fds=[control, *([inherit] if inherit >= 0 else [])],
+            start_new_session=True,
+        )
 
     @property
     def pid(self) -> int:

@@ -1,0 +1,184 @@
+"""Ranks for the warm pools that are forked from a process which has imported torch, not started: 4 s of CPU less each.
+
+They are children of the tests' process and have descriptors, session and environment as if started. What differs:
+``/proc`` shows the environment of the process they were forked from, and modules are there that a task may not have
+imported. Tests of launching and of faults use ``Ranks`` itself, and so does everything where forking does not work.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+from unittest import mock
+
+from kway.launch import address, crew
+from kway.launch.crew import Crew
+from kway.launch.local import Ranks
+from kway.launch.process import SOURCES, RankProcess
+
+# Two, as the order in which names leave a set is that of the process it was forked from: ranks of one order only
+# would hide collectives whose order follows from it.
+_COUNT = 2
+_ANSWER_S = 60
+_PR_SET_CHILD_SUBREAPER = 36
+# A file name in brackets, as that of ``-c``: the launcher leaves such frames out of what it shows.
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[2]); names = {'__name__': 'zygote'}; "
+    "exec(compile(open(sys.argv[3]).read(), '<zygote>', 'exec'), names); names['serve'](int(sys.argv[1]))"
+)
+
+
+class Zygote:
+    """Starts the process that forks. It ends when this one does, or with ``close``."""
+
+    def __init__(self) -> None:
+        # Packets: a request and its descriptors arrive together.
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.settimeout(_ANSWER_S)
+        self._ready = False
+        with theirs:
+            file = str(Path(__file__).with_name("zygote.py"))
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CODE, str(theirs.fileno()), SOURCES, file],
+                stdin=subprocess.DEVNULL,
+                # Pipes, as a rank has: Python asks what its streams are when it starts.
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # What libraries read from the environment when they are imported is that of a rank.
+                env=address.environment(["cpu"], 1),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        """Wait until it can fork. Raises ``OSError`` where it cannot."""
+        if not self._ready:
+            self._take("ready")
+            self._ready = True
+
+    def fork(self, request: Any, fds: list[int]) -> int:
+        """Return the process id of a new child of this process."""
+        with adopting():
+            socket.send_fds(self._sock, [json.dumps(request).encode()], fds)
+            return int(self._take())
+
+    def close(self) -> None:
+        self._sock.close()
+        self._process.communicate()
+
+    def _take(self, expected: str = "") -> str:
+        said = self._sock.recv(100).decode().strip()
+        if not said or (expected and said != expected):
+            printed = "" if said else self._process.communicate()[0].decode()
+            raise OSError(f"the process that ranks are forked from said {said!r} {printed}")
+        return said
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[None]:
+    """Be the parent of descendants whose own parent ends meanwhile. Raises ``OSError`` where that does not exist."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+class Zygotes:
+    """Those of one test session, started when ranks are first needed."""
+
+    def __init__(self) -> None:
+        self._all: list[Zygote] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each in self._all or ():
+            each.close()
+
+    def of(self, rank: int) -> Zygote | None:
+        """Return the one for a rank, ``None`` where there is none."""
+        if self._all is None:
+            self._all = self._start()
+        return self._all[rank % _COUNT] if self._all else None
+
+    def _start(self) -> list[Zygote]:
+        if sys.platform != "linux":
+            return []
+        made = [Zygote() for _ in range(_COUNT)]
+        try:
+            for each in made:
+                each.wait()
+        except OSError as error:
+            warnings.warn(f"ranks are started, which takes longer than to fork them: {error}", stacklevel=2)
+            for each in made:
+                each.close()
+            return []
+        return made
+
+
+class _Child:
+    """What ``RankProcess`` needs of ``subprocess.Popen``, for a child that has another origin."""
+
+    def __init__(self, pid: int, stdout: BinaryIO, stderr: BinaryIO) -> None:
+        self.pid, self.stdout, self.stderr = pid, stdout, stderr
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._look(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._look(0)
+
+    def _look(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+class ForkedRank(RankProcess):
+    """A rank that is forked, where that is possible."""
+
+    def __init__(self, zygotes: Zygotes, rank: int, *arguments: Any) -> None:
+        self._zygote = zygotes.of(rank)
+        super().__init__(rank, *arguments)
+
+    def _start(self, entry: str, environment: Mapping[str, str], control: int, inherit: int) -> Any:
+        if self._zygote is None:
+            return super()._start(entry, environment, control, inherit)
+        (out, theirs_out), (err, theirs_err) = os.pipe(), os.pipe()
+        fds = [control, theirs_out, theirs_err, *([inherit] if inherit >= 0 else [])]
+        try:
+            pid = self._zygote.fork((entry, dict(environment), inherit), fds)
+        finally:
+            os.close(theirs_out)
+            os.close(theirs_err)
+        return _Child(pid, os.fdopen(out, "rb"), os.fdopen(err, "rb"))
+
+
+class ForkedRanks(Ranks):
+    """``Ranks`` whose processes are forked from ``zygotes``. All are on ``cpu``, with one thread each."""
+
+    def __init__(self, zygotes: Zygotes, count: int) -> None:
+        super().__init__(["cpu"] * count, threads=1)
+        self._zygotes = zygotes
+
+    def _start(self) -> Crew:
+        with mock.patch.object(crew, "RankProcess", partial(ForkedRank, self._zygotes)):
+            return super()._start()
