@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.forked import ForkedRanks, Zygotes
+from tests.forked import ForkedRanks, Zygotes, forking
 
 from kway.launch.local import Ranks
 
@@ -61,6 +61,13 @@ class Pool:
 def zygotes() -> Iterator[Zygotes]:
     with Zygotes() as found:
         yield found
+
+
+@pytest.fixture
+def forks(zygotes: Zygotes) -> Iterator[None]:
+    """Fork the ranks that the test has kway start in this process, where how they start is not its point."""
+    with forking(zygotes):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -160,7 +160,8 @@ class ForkedRank(RankProcess):
         super().__init__(rank, *arguments)
 
     def _start(self, entry: str, environment: Mapping[str, str], control: int, inherit: int) -> Any:
-        if self._zygote is None:
+        # Without a number of threads a rank takes torch's choice, which was made when torch was imported.
+        if self._zygote is None or "OMP_NUM_THREADS" not in environment:
             return super()._start(entry, environment, control, inherit)
         (out, theirs_out), (err, theirs_err) = os.pipe(), os.pipe()
         fds = [control, theirs_out, theirs_err, *([inherit] if inherit >= 0 else [])]
@@ -172,6 +173,13 @@ class ForkedRank(RankProcess):
         return _Child(pid, os.fdopen(out, "rb"), os.fdopen(err, "rb"))
 
 
+@contextlib.contextmanager
+def forking(zygotes: Zygotes) -> Iterator[None]:
+    """Have all ranks forked that this process asks for meanwhile."""
+    with mock.patch.object(crew, "RankProcess", partial(ForkedRank, zygotes)):
+        yield
+
+
 class ForkedRanks(Ranks):
     """``Ranks`` whose processes are forked from ``zygotes``. All are on ``cpu``, with one thread each."""
 
@@ -180,5 +188,5 @@ class ForkedRanks(Ranks):
         self._zygotes = zygotes
 
     def _start(self) -> Crew:
-        with mock.patch.object(crew, "RankProcess", partial(ForkedRank, self._zygotes)):
+        with forking(self._zygotes):
             return super()._start()

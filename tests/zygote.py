@@ -84,6 +84,9 @@ def _become(entry: str, environment: dict[str, str], number: int, fds: list[int]
     for fd in kept:
         os.set_inheritable(fd, True)
     sys.argv = ["-c", entry, str(control), sys.argv[2]]
-    # Two ranks that were started would not draw the same numbers without a seed.
+    torch = import_module("torch")
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    # Ranks that were started draw different numbers where nobody gave a seed. Python's own module sees to that.
+    torch.default_generator.seed()
     import_module("numpy").random.seed()
     import_module(entry).main(control)

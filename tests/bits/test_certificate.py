@@ -90,6 +90,7 @@ def test_a_proof_of_another_level_is_no_certificate(tmp_path, capsys):
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.usefixtures("forks")
 def test_it_holds_whatever_devices_were_asked_for(tmp_path):
     """A batch of 32 splits evenly over 1, 2 and 4 devices and not over 3: fingerprints must not follow that."""
     common = [

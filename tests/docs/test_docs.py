@@ -36,10 +36,14 @@ FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 
 # Runs the blocks of every document, each in a namespace and a folder of its own, and prints as JSON what each
-# block printed. One process for all: starting torch takes longer than most of what the blocks do.
+# block printed. One process for all: starting torch takes longer than most of what the blocks do. For the same
+# reason ranks are forked, but for the README: that runs as it does for its readers.
 DRIVER = """
 import contextlib, io, json, os, sys, traceback
-results = {}
+sys.path.append(sys.argv[2])
+from tests.forked import Zygotes, forking
+sys.path.pop()
+zygotes, results = Zygotes(), {}
 for name, (folder, code) in json.load(open(sys.argv[1])).items():
     os.chdir(folder)
     sys.path.insert(0, folder)
@@ -47,7 +51,8 @@ for name, (folder, code) in json.load(open(sys.argv[1])).items():
     for place, text in code:
         shown = io.StringIO()
         try:
-            with contextlib.redirect_stdout(shown):
+            forks = contextlib.nullcontext() if name == "README.md" else forking(zygotes)
+            with contextlib.redirect_stdout(shown), forks:
                 exec(compile(text, place, "exec"), namespace)
         except BaseException:
             error = traceback.format_exc()
@@ -135,7 +140,7 @@ def ran(tmp_path_factory):
         work[path.name] = str(folder), code
     (root / "driver.py").write_text(DRIVER)
     (root / "work.json").write_text(json.dumps(work))
-    words = [sys.executable, str(root / "driver.py"), str(root / "work.json")]
+    words = [sys.executable, str(root / "driver.py"), str(root / "work.json"), str(ROOT)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.rpartition("PRINTED")[2])
