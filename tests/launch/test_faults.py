@@ -218,7 +218,7 @@ def test_the_first_failure_of_many_is_found_under_their_output(tmp_path, capfd):
 
 def test_a_rank_that_closes_its_wire_is_an_error():
     def task(context):
-        os.closerange(3, 64)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
     error, seconds = fails(task, ranks=1)
     assert error.rank == 0
