@@ -73,12 +73,17 @@ class Zygote:
 
     def close(self) -> None:
         self._sock.close()
-        self._process.communicate()
+        self._ended()
+
+    def _ended(self) -> str:
+        """Wait for the end of the process and return what it printed, the first time."""
+        stdout = self._process.stdout
+        return "" if stdout is None or stdout.closed else self._process.communicate()[0].decode()
 
     def _take(self, expected: str = "") -> str:
         said = self._sock.recv(100).decode().strip()
         if not said or (expected and said != expected):
-            printed = "" if said else self._process.communicate()[0].decode()
+            printed = "" if said else self._ended()
             raise OSError(f"the process that ranks are forked from said {said!r} {printed}")
         return said
 
@@ -121,6 +126,8 @@ class Zygotes:
             return []
         made = [Zygote() for _ in range(_COUNT)]
         try:
+            with adopting():
+                pass
             for each in made:
                 each.wait()
         except OSError as error:
