@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from kway.comm.group import Group
-from kway.step.batchnorm import Presence, global_forward
+from kway.step.batchnorm import global_forward
+from kway.step.presence import Presence
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,8 @@ from torch import nn
 
 import kway
 from kway.comm.group import Group
-from kway.step.batchnorm import Presence, global_statistics
+from kway.step.batchnorm import global_statistics
+from kway.step.presence import Presence
 
 PARTS = {2: [[3, 2], [4, 1], [5, 0], [0, 5]], 3: [[2, 2, 1], [0, 5, 0], [1, 0, 4]]}
 CUTS = [parts for group in PARTS.values() for parts in group]

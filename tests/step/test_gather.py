@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 import kway
 from kway.comm.group import Group
 from kway.data.order import KeyedOrder
-from kway.step.batchnorm import Presence
 from kway.step.gather import WholeBatch, all_samples
+from kway.step.presence import Presence
 
 G = torch.Generator().manual_seed(0)
 LEFT, RIGHT = (torch.randn(19, 5, generator=G, dtype=torch.float64) for _ in range(2))

@@ -21,10 +21,10 @@ from kway.proving.compare import EPSILONS, NOISE_FACTOR, Comparison
 from kway.proving.quiet import without_dropout
 from kway.proving.reference import Reference, Snapshot
 from kway.proving.shard_reference import ShardReference
-from kway.step.batchnorm import Presence
 from kway.step.deterministic import bits_hold_within, deterministic
 from kway.step.gather import WholeBatch
 from kway.step.precision import precision_of
+from kway.step.presence import Presence
 from kway.step.storage import to_bytes
 from kway.training.subject import optimizer_facts
 

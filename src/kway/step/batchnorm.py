@@ -8,33 +8,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.comm.group import Group
-from kway.data.share import Share
 from kway.errors import RefusedError
-from kway.step.accompany import Meeting
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import Normalise, gather_statistics
-from kway.step.running import RunningStatistics
-
-
-class Presence:
-    """Whether this rank's current share counts: a rank without samples runs a ghost that must not count.
-
-    The share holds ``samples`` of the ``total`` of the global batch, computed in ``pieces`` one after the other.
-    """
-
-    def __init__(self) -> None:
-        self.counts = True
-        self.samples = self.total = self.pieces = 1
-        # Whether a batch must not be cut in time, because a layer needs its statistics as a whole.
-        self.whole = False
-        self.meeting = Meeting()
-        self.running = RunningStatistics()
-
-    def take(self, share: Share) -> None:
-        """Take up another share."""
-        self.counts, self.pieces = share.count > 0, len(share.micro)
-        self.samples, self.total = share.count, share.total
-        self.meeting.clear()
+from kway.step.presence import Presence
 
 
 def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:

@@ -11,7 +11,6 @@ from kway.comm.group import Group
 from kway.data.loader import Share
 from kway.errors import MispairedError, UsageError
 from kway.job import Job, clip_rule
-from kway.step.batchnorm import Presence
 from kway.step.clip import clip_gradients
 from kway.step.ema import MovingAverage
 from kway.step.gather import WholeBatch
@@ -19,6 +18,7 @@ from kway.step.gradients import resolve_conjugates
 from kway.step.inputs import caller, move, splitter
 from kway.step.losses import rule_for
 from kway.step.precision import precision_of
+from kway.step.presence import Presence
 from kway.step.roster import Roster
 from kway.step.seeds import Draws, Keyed
 from kway.step.signs import Signs

@@ -16,7 +16,7 @@ from kway.comm.group import Group
 from kway.comm.rows import as_real
 from kway.errors import RefusedError, UsageError
 from kway.step.accompany import refuse_second_derivative
-from kway.step.batchnorm import Presence
+from kway.step.presence import Presence
 
 Tensor = torch.Tensor
 # Which batch the model that runs now computes. A variable of the context, so that nothing is left behind a step.

@@ -14,7 +14,7 @@ import torch
 from kway.data.loader import Share
 from kway.step.core import Outcome, StepCore
 from kway.step.fixed import FixedInputs, UnsuitedError, form_of
-from kway.step.observe import Attributes, HostState, NoTrace, Trace, Watched, waits
+from kway.step.observe import Attributes, HostState, NoLog, OperationLog, Watched, waits
 from kway.step.rates import Rates
 from kway.step.recorder import CudaRecorder, Recorder, Recording
 from kway.step.seeds import Draws, Keyed
@@ -32,7 +32,7 @@ class _Seen:
     """What a first step of a form showed. ``places``: how many places it draws at."""
 
     inputs: FixedInputs
-    trace: Any
+    log: Any
     places: int
 
 
@@ -180,11 +180,11 @@ class GraphedStep:
         inputs = FixedInputs(share, self.core.device)
         inputs.fill(share)
         state = self._host_state()
-        trace = Trace() if self._traced else NoTrace()
+        log = OperationLog() if self._traced else NoLog()
         found: list[str] = []
         with ExitStack() as looking:
             looking.enter_context(waits(found))
-            looking.enter_context(trace)
+            looking.enter_context(log)
             outcome = self._taken_as_it_is(inputs.share, draws, own, looking)
         if tally is not None and own is not None:
             tally.merge(own)
@@ -194,8 +194,8 @@ class GraphedStep:
         if reason:
             self._refuse(form, reason)
         else:
-            trace.held.clear()
-            self._seen[form] = _Seen(inputs, trace, len(keys) if draws.on_device() else 0)
+            log.held.clear()
+            self._seen[form] = _Seen(inputs, log, len(keys) if draws.on_device() else 0)
         return outcome
 
     def _record(self, form: Hashable, share: Share, tally: Tally | None) -> _Recorded | None:
@@ -206,7 +206,7 @@ class GraphedStep:
         )
         # Nothing reads them while they are recorded, but what looks at a number must not meet a strange one.
         made.inputs.fill(share)
-        trace = Trace() if self._traced else NoTrace()
+        log = OperationLog() if self._traced else NoLog()
         state = self._host_state()
         core.forget()
         core.signs.on_device = True
@@ -215,7 +215,7 @@ class GraphedStep:
         def work(draws: Draws) -> None:
             if made.tally is not None:
                 made.tally.restart()
-            with trace:
+            with log:
                 outcome, penalty = self._work(made.inputs.share, draws, made.tally)
             made.own = core.signs.own
             made.outcome = outcome if penalty is None else outcome.plus(penalty)
@@ -225,7 +225,7 @@ class GraphedStep:
         try:
             made.recording = self._recorder.record(work, seen.places)
             made.left = core.group.trace.left
-            reason = seen.trace.difference(trace) or state.change()
+            reason = seen.log.difference(log) or state.change()
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         core.signs.on_device = False
@@ -238,7 +238,7 @@ class GraphedStep:
             self._refuse(form, reason)
             return None
         made.grads = [(parameter, parameter.grad) for parameter in core.model.parameters()]
-        made.held = [*trace.held.values()]
+        made.held = [*log.held.values()]
         self._recorded[form] = made
         self._seen.pop(form)
         self._ever = True

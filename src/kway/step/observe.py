@@ -27,7 +27,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DEPTH = 3
 
 
-class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lists the operations of what runs inside, backward included: names, shapes, dtypes and numbers.
 
     ``held``: the tensors that were read but not made inside. A recording reads them where they lie, so that they
@@ -56,7 +56,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made.update(_storage(t) for t in _tensors((result,)) if _storage(t) not in self._not_made)
         return result
 
-    def difference(self, later: "Trace") -> str | None:
+    def difference(self, later: "OperationLog") -> str | None:
         """Return where another step of the same form did something else, or ``None``."""
         pairs = zip(self.operations, later.operations, strict=False)
         number = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
@@ -163,8 +163,8 @@ def waits(found: list[str]) -> Iterator[None]:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-class NoTrace:
-    """Stands for a trace where none can be had: compiled code is not made of operations."""
+class NoLog:
+    """Stands for a log where none can be had: compiled code is not made of operations."""
 
     def __init__(self) -> None:
         self.held: dict[int, Tensor] = {}
@@ -177,12 +177,12 @@ class NoTrace:
     ) -> None:
         return None
 
-    def difference(self, later: "NoTrace") -> None:
+    def difference(self, later: "NoLog") -> None:
         """Return ``None``: nothing is known of them."""
 
 
 def _generators() -> tuple[Any, ...]:
-    # Not a part of what is traced.
+    # Not a part of what is listed.
     with _disable_current_modes():
         return _states()
 

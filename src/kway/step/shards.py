@@ -14,12 +14,12 @@ from kway.data.order import bounds
 from kway.data.seeds import key
 from kway.errors import RefusedError
 from kway.job import Job
-from kway.step.batchnorm import Presence
 from kway.step.core import Outcome, StepCore
 from kway.step.gradients import sparse_parameters
 from kway.step.kept_buffers import SHARD, KeptBuffers
 from kway.step.pooled import ShardStatistics
 from kway.step.precision import wide
+from kway.step.presence import Presence
 from kway.step.seeds import Draws
 from kway.step.tally import Tally, measure
 

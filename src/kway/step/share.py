@@ -10,11 +10,11 @@ from kway.data.loader import Share
 from kway.data.seeds import key
 from kway.errors import RefusedError
 from kway.job import Job
-from kway.step.batchnorm import Presence
 from kway.step.core import Outcome, StepCore
 from kway.step.gradients import resolve_conjugates
 from kway.step.kept_buffers import MICRO_BATCH, KeptBuffers
 from kway.step.precision import wide
+from kway.step.presence import Presence
 from kway.step.seeds import Draws
 from kway.step.tally import Tally, measure
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from kway.comm.group import Group
 from kway.job import Job
-from kway.step.batchnorm import Presence
+from kway.step.presence import Presence
 
 
 @dataclass
