@@ -7,7 +7,7 @@
     ``RankError``: a rank raised or died. Carries the rank, its exit code and its traceback.
         ``StallError``: a rank made no progress for too long. Carries its stack.
     ``NonFiniteError``: the loss became NaN or infinite.
-    ``MispairedError``: ranks called other collectives than each other.
+    ``MispairedError``: ranks took other batches, or called other collectives, than each other.
     ``StoppedError``: the run was asked to stop, and left a checkpoint. Exit code 75.
 """
 
@@ -49,7 +49,7 @@ class NonFiniteError(KwayError):
 
 
 class MispairedError(KwayError):
-    """In one step ranks called other collectives than each other, so that their numbers went to the wrong places."""
+    """In one step ranks took other batches or called other collectives than each other: numbers went to wrong places."""
 
 
 class StoppedError(KwayError):

@@ -1,6 +1,7 @@
 """Ranks that call other collectives than each other: an error, never numbers."""
 
 import os
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -46,6 +47,44 @@ def test_a_sum_that_one_rank_calls_by_itself_is_found_before_the_optimizer_acts(
     as_long = len(FlatGradients(list(Extra(1).parameters()), 4 * 2).vectors[0])
     with pytest.raises(kway.MispairedError, match=r"do not fit together|other collectives"):
         trained(job(as_long), 2, exactness="loose")
+
+
+@pytest.mark.parametrize("also", [False, True], ids=["left out", "taken twice"])
+@pytest.mark.parametrize("exactness", ["math", "bits"])
+def test_steps_over_other_batches_are_no_numbers_of_two_batches(ranks, exactness, also):
+    given = job(1)
+    with pytest.raises(kway.MispairedError, match=r"another batch|batches"):
+        ranks.run(partial(in_level, exactness), replace(given, model=partial(nn.Linear, 6, 4)), also)
+
+
+def in_level(exactness, context, given, also):
+    with kway.parallel(given, strategy="data", exactness=exactness, shards=2) as p:
+        for batch in p.batches(0):
+            if p.rank == 1 and batch.step == 2 and not also:
+                continue
+            p.step(batch)
+            if p.rank == 1 and batch.step == 2 and also:
+                p.step(batch)
+
+
+class Grows(nn.Module):
+    """Trades two layers, in a training step that one rank may have no samples for."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        if self.training and len(x) < 2:
+            self.a, self.b = self.b, self.a
+        return self.last(self.b(self.a(x)))
+
+
+def test_layers_that_change_places_on_one_rank_alone_are_found(trained):
+    few = job(1)
+    given = replace(few, model=Grows, data=tuple(part[:21] for part in few.data), shuffle=False)
+    with pytest.raises(kway.MispairedError, match=r"same parameters|do not fit together|other collectives"):
+        trained(given, 2, exactness="bits", shards=2, epochs=2)
 
 
 def test_the_fingerprint_knows_order_shape_and_dtype():

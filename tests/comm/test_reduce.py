@@ -54,6 +54,45 @@ def test_sums_and_absent_gradients(ranks, size, present, counts):
                 assert torch.equal(gradient, torch.full_like(gradient, value))
 
 
+def strided(context):
+    """Parameters and gradients in orders of memory that differ from each other, and from that of the vector."""
+    rank, size = context.world.rank, context.world.size
+    numbers = torch.arange(24.0)
+    last = {"memory_format": torch.channels_last}
+    parameters = [
+        nn.Parameter(torch.zeros(4, 3).t()),
+        nn.Parameter(torch.zeros(3, 4)),
+        nn.Parameter(torch.zeros(2, 3, 2, 2).to(**last)),
+        nn.Parameter(torch.zeros(2, 3, 2, 2)),
+        nn.Parameter(torch.zeros(0, 3)),
+        nn.Parameter(torch.zeros(2, 3)),
+    ]
+    values = [
+        numbers[:12].view(3, 4),
+        numbers[:12].view(4, 3).t(),
+        numbers.view(2, 3, 2, 2),
+        numbers.view(2, 3, 2, 2).to(**last),
+        torch.zeros(0, 3),
+        torch.full((1,), 7.0).expand(2, 3),
+    ]
+    reducer = GradientReducer(parameters, Group(rank, size), scalars=1)
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.grad = value * (rank + 1.0) if value.numel() != 6 else value
+    reducer.reduce(torch.ones(1))
+    sums = [sum(range(1, size + 1)) * value for value in values[:-1]] + [size * values[-1]]
+    again = [parameter.grad.clone() for parameter in parameters]
+    # What was handed out is added to in place: it is where it belongs already.
+    reducer.reduce(torch.ones(1))
+    return [
+        torch.equal(first, expected) and torch.equal(parameter.grad, size * expected)
+        for parameter, first, expected in zip(parameters, again, sums, strict=True)
+    ]
+
+
+def test_gradients_in_any_order_of_memory(ranks):
+    assert ranks.run(strided) == [[True] * 6] * 2
+
+
 def half(context):
     parameters = [nn.Parameter(torch.zeros(2, dtype=torch.float16))]
     parameters[0].grad = torch.ones(2, dtype=torch.float16)

@@ -141,3 +141,16 @@ def own_numbers(context):
 
 def test_ranks_add_by_name(ranks):
     assert ranks.run(own_numbers, size=3) == [{"a": (0.0, 0.0), "b": (6.0, 6.0)}] * 3
+
+
+def test_one_value_for_several_samples_is_a_doubt_that_is_said_once():
+    doubts = []
+    tally = Tally(["kept"], torch.device("cpu"), doubts=doubts)
+    for samples in (4, 3, 1):
+        measure({"kept": lambda output, target: torch.ones(1)}, None, None, samples, tally)
+    assert len(doubts) == 1
+    assert "metric 'kept' returned one value of shape (1,) for several samples" in doubts[0]
+    assert tally.result(Group()) == {"kept": (3.0, 3.0)}
+    measure({"kept": lambda output, target: torch.tensor(0.5)}, None, None, 4, tally)
+    measure({"kept": lambda output, target: torch.ones(3)}, None, None, 4, tally)
+    assert len(doubts) == 1

@@ -106,9 +106,9 @@ class FlatGradients:
                 empty.append(view)
             elif grad.is_sparse:
                 write(grad, view)
-            elif grad.data_ptr() == view.data_ptr():
-                continue  # backward has added to what was handed out
             elif _lies_like(grad, view):
+                if grad.data_ptr() == view.data_ptr():
+                    continue  # backward has added to what was handed out
                 whole[place] = grad.detach().as_strided((grad.numel(),), (1,))
             else:
                 views.append(view)
@@ -190,7 +190,7 @@ class FlatGradients:
 
 def _lies_like(grad: Tensor, view: Tensor) -> bool:
     """Whether a gradient lies in memory as its place in a vector does, entry by entry."""
-    if grad.is_complex():
+    if grad.is_complex() or grad.is_neg():
         return False
     return grad.stride() == view.stride() or (grad.is_contiguous() and view.is_contiguous())
 

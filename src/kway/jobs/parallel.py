@@ -128,8 +128,14 @@ class Session:
             yield share
 
     def step(self, share: Share) -> torch.Tensor:
-        """Take one optimizer step over the global batch; return its loss, a scalar tensor equal on all ranks."""
+        """Take one optimizer step over the global batch; return its loss, a scalar tensor equal on all ranks.
+
+        Raises ``MispairedError`` where ranks hold shares of different batches, or have taken other steps before; on a
+        GPU the loss is NaN.
+        """
         self._status.at(STEP, self.steps + 1)
+        # Part of what ranks compare: the loop is the user's, and may go on to another batch on one rank alone.
+        self.engine.part.batch_group.trace.note("batch", (share.epoch, share.step, self.steps))
         outcome: Outcome = self.engine.step(share, self.steps)
         self._status.at("own code")
         self.engine.warn()

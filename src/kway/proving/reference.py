@@ -109,7 +109,7 @@ class Reference:
         """
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for parameter in self.model.parameters():
+            for _, parameter in self.model.named_parameters():
                 if parameter.is_floating_point() and parameter.dtype != torch.float64:
                     up = torch.randint(2, parameter.shape, generator=generator).to(parameter.device) * 2 - 1
                     parameter.mul_(1 + up * (NUDGE * torch.finfo(parameter.dtype).eps))
@@ -141,7 +141,7 @@ class Reference:
         loss.backward()
         # A checkpointed part ran again inside backward. One device should count a batch once.
         _put_back(held)
-        for parameter in self.model.parameters():
+        for _, parameter in self.model.named_parameters():
             if parameter.grad is not None and parameter.grad.is_conj():
                 # Not all of torch's functions over many tensors take a conjugate view.
                 parameter.grad = parameter.grad.resolve_conj()
@@ -162,7 +162,9 @@ class Reference:
         if clip is None:
             return
         kind, limit = clip if isinstance(clip, tuple) else ("norm", clip)
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        parameters = [
+            parameter for _, parameter in self.model.named_parameters() if parameter.grad is not None
+        ]
         if any(p.grad is not None and p.grad.is_sparse for p in parameters):
             _clip_rows(parameters, kind, limit)
             return

@@ -58,7 +58,7 @@ class Meeting:
         starts = [(edge, like) for edge, like in unmet if edge.node in missing]
         # A parameter that the scalar reaches has a gradient on one device too, be it zero.
         beyond = {id(getattr(node, "variable", None)) for node in _walk(missing, seen)}
-        without = [p for p in model.parameters() if p.grad is None and id(p) in beyond]
+        without = [p for _, p in model.named_parameters() if p.grad is None and id(p) in beyond]
         roots: list[Any] = [objective, *(edge for edge, _ in starts)]
         torch.autograd.backward(roots, [None, *(_zeros(like) for _, like in starts)])
         _drop_zeros(without)
@@ -73,7 +73,7 @@ class Meeting:
             return
         starts = self._unmet()
         outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        without = [parameter for parameter in model.parameters() if parameter.grad is None]
+        without = [parameter for _, parameter in model.named_parameters() if parameter.grad is None]
         roots: list[Any] = [*outputs, *(edge for edge, _ in starts)]
         torch.autograd.backward(roots, [_zeros(like) for like in [*outputs, *(like for _, like in starts)]])
         _drop_zeros(without)

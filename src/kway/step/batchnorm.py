@@ -12,6 +12,7 @@ from kway.errors import RefusedError
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import Normalise, gather_statistics
 from kway.step.presence import Presence
+from kway.step.running import move
 
 
 def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
@@ -100,6 +101,10 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
     if not by_batch:
         running = module.running_mean, module.running_var
         return nn.functional.batch_norm(x, *running, module.weight, module.bias, False, 0.0, module.eps)
+    if module.running_mean is not None and x.size(1) != len(module.running_mean):
+        raise RuntimeError(
+            f"batch normalisation of {len(module.running_mean)} channels got {x.size(1)} (input {tuple(x.shape)})"
+        )
     statistics = gather_statistics(x, group, presence.counts)
     # Reading the count waits for the device: only a share this small can mean that the batch is too small.
     if module.training and x.numel() <= x.size(1) and statistics.count.item() <= 1:
@@ -108,7 +113,7 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
             f"{statistics.count.item():.0f} (input {tuple(x.shape)} on rank {group.rank}): use a larger batch"
         )
     if module.training and module.track_running_stats and not recomputing():
-        presence.running.move(module, statistics)
+        move(module, statistics)
     arguments = (x, module.weight, module.bias, statistics, module.eps, group, presence.counts)
     y: torch.Tensor = Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
     presence.meeting.add(y)

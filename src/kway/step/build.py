@@ -36,7 +36,7 @@ def build(job: Job) -> nn.Module:
             called("init", job.init, model)
         elif job.init is not None:
             load_weights(model, Path(job.init))
-    if not any(True for _ in model.parameters()):
+    if not any(True for _ in model.named_parameters()):
         raise UsageError(f"model {job.title!r} has no parameters", "there is nothing to train")
     return model
 

@@ -66,25 +66,18 @@ class Outcome:
 
         It is taken apart when somebody asks for one of the parts, which most steps are spared.
         """
-        return _Packed.of(self, numbers)
-
-    def _parts(self, numbers: Tensor) -> "Outcome":
         ranks = 0 if self.asked is None else len(self.asked)
-        sizes = [1, 1, len(self.losses), ranks, ranks]
-        loss, weight, losses, asked, calls = torch.split(numbers, sizes)
-        told = (asked, calls) if ranks else (None, None)
-        loss = loss.to(self.loss.dtype)
-        return Outcome(loss.view(()), weight.view(()), losses, asked=told[0], calls=told[1], both=numbers[:2])
+        return _Packed.of(numbers, len(self.losses), ranks, self.loss.dtype)
 
 
 class _Packed(Outcome):
     """An outcome that is one vector until it is asked for more than loss and weight together."""
 
     @classmethod
-    def of(cls, like: Outcome, numbers: Tensor) -> "_Packed":
-        """Make one of ``numbers``, which ``like`` knows how to take apart."""
+    def of(cls, numbers: Tensor, shares: int, ranks: int, dtype: torch.dtype) -> "_Packed":
+        """Make one of ``numbers``, which hold the losses of ``shares`` and, unless ``ranks`` is 0, what each said."""
         made = object.__new__(cls)
-        vars(made).update(_numbers=numbers, _like=like)
+        vars(made).update(_numbers=numbers, _form=(shares, ranks, dtype))
         return made
 
     @property
@@ -96,9 +89,14 @@ class _Packed(Outcome):
     def __getattribute__(self, name: str) -> Any:
         own = object.__getattribute__(self, "__dict__")
         if name in Outcome.__dataclass_fields__ and name not in own:
-            parts = own["_like"]._parts(own["_numbers"])
-            own.update({field: getattr(parts, field) for field in Outcome.__dataclass_fields__})
+            own.update(vars(_taken_apart(own["_numbers"], *own["_form"])))
         return object.__getattribute__(self, name)
+
+
+def _taken_apart(numbers: Tensor, shares: int, ranks: int, dtype: torch.dtype) -> Outcome:
+    loss, weight, losses, asked, calls = torch.split(numbers, [1, 1, shares, ranks, ranks])
+    told = (asked, calls) if ranks else (None, None)
+    return Outcome(loss.to(dtype).view(()), weight.view(()), losses, told[0], told[1], numbers[:2])
 
 
 class StepCore(ABC):
@@ -167,6 +165,11 @@ class StepCore(ABC):
     def forget(self) -> None:  # noqa: B027
         """Forget what was noted of tensors whose numbers have changed since without a note: see ``step.graph``."""
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that the model had when this step began, by its names: what the optimizer was made of."""
+        return self._roster.parameters
+
     def output(self, batch: Any) -> Any:
         """Run the model alone on one collated batch, which need not hold a target."""
         with self.precision.compute(self.device), self.whole_batch.current():
@@ -187,7 +190,7 @@ class StepCore(ABC):
         An optimizer may hold only some of the model's parameters. Its own ``zero_grad`` would leave the others'
         gradients to be added up and reduced again, and they count in what is clipped.
         """
-        for parameter in self._roster.parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
@@ -248,7 +251,11 @@ class StepCore(ABC):
                     "beginning, or hand it over with add_param_group",
                 )
         before, self._roster = self._roster, now
-        return not now.has_parameters_of(before)
+        same = now.has_parameters_of(before)
+        if not same:
+            # A rank that ran no forward pass, for want of samples, may have missed what changed there.
+            self.group.trace.note("other parameters")
+        return not same
 
     def update(self) -> Tensor | None:
         """Add the penalty once, clip what was reduced, step optimizer and average. Return the penalty.
@@ -264,7 +271,7 @@ class StepCore(ABC):
             scaler.unscale_(self.optimizer)
             # It knows the optimizer's parameters alone; those beside them count in what is clipped.
             held = {id(parameter) for group in groups for parameter in group["params"]}
-            beside = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in held]
+            beside = [p.grad for p in self.parameters if p.grad is not None and id(p) not in held]
             torch._foreach_div_(beside, scaler.get_scale()) if beside else None
         penalty = None
         if self.job.penalty is not None:
@@ -272,7 +279,7 @@ class StepCore(ABC):
             if value.requires_grad:
                 value.backward()  # type: ignore[no-untyped-call]
             penalty = value.detach()
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        parameters = [p for p in self.parameters if p.grad is not None]
         resolve_conjugates(parameters)
         if self.clip is not None and parameters:
             clip_gradients(parameters, *self.clip)
@@ -303,11 +310,12 @@ def check_calls(calls: Tensor, own: int | None = None) -> None:
         ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         few = len(others) <= len(found) // 2
         raise MispairedError(
-            f"{ranks} called other collectives in this step than the rest"
+            f"{ranks} took another batch in this step, or called other collectives, than the rest"
             if few
-            else "the collectives of this step do not fit together between ranks",
-            "all ranks must run the same layers, and collectives of the user's own, in the same order",
-            "look for a branch on the rank, or on data, around a layer or a collective",
+            else "the batches or collectives of this step do not fit together between ranks",
+            "all ranks must take steps over the same batches, with the same parameters, layers and collectives, in the "
+            "same order",
+            "look for a branch on the rank, or on data, around a batch, a layer or a collective",
         )
 
 

@@ -210,7 +210,7 @@ class GraphedStep:
         state = self._host_state()
         core.forget()
         core.signs.on_device = True
-        grads = [parameter.grad for parameter in core.model.parameters()]
+        grads = [parameter.grad for parameter in core.parameters]
 
         def work(draws: Draws) -> None:
             if made.tally is not None:
@@ -233,11 +233,11 @@ class GraphedStep:
         if reason:
             # The step that follows notes its collectives itself.
             core.group.trace.left = 0
-            for parameter, grad in zip(core.model.parameters(), grads, strict=True):
+            for parameter, grad in zip(core.parameters, grads, strict=True):
                 parameter.grad = grad
             self._refuse(form, reason)
             return None
-        made.grads = [(parameter, parameter.grad) for parameter in core.model.parameters()]
+        made.grads = [(parameter, parameter.grad) for parameter in core.parameters]
         made.held = [*log.held.values()]
         self._recorded[form] = made
         self._seen.pop(form)
@@ -277,7 +277,11 @@ class GraphedStep:
 
     def _own_tally(self, tally: Tally | None) -> Tally | None:
         """Return a tally that a step fills from the start, if it fills one: a recording adds to the same always."""
-        return None if tally is None else Tally([*self.core.job.metrics], self.core.device, tally.rows)
+        return (
+            None
+            if tally is None
+            else Tally([*self.core.job.metrics], self.core.device, tally.rows, tally.doubts)
+        )
 
     def _refuse(self, form: Hashable, reason: str) -> None:
         self._refused.add(form)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from kway.errors import RefusedError, UsageError
 from kway.step.precision import wide
+from kway.step.tally import doubt_single
 
 Tensor = torch.Tensor
 
@@ -246,4 +247,5 @@ def _own(value: Any, samples: int, who: str, doubts: list[str]) -> tuple[Tensor,
         if doubt not in doubts:
             doubts.append(doubt)
         return _total(value.to(wide(value.dtype)) * samples, float(samples))
+    doubt_single(f"{who} returned", value, samples, doubts)
     return _total(value, float(value.numel()))

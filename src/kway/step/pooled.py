@@ -14,7 +14,7 @@ from kway.comm.group import Group
 from kway.step.batchnorm import replaceable_layers
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import local_statistics, pool
-from kway.step.running import move_together, weight_of_batch
+from kway.step.running import move_together, weight_of_batch, width_of
 
 Tensor = torch.Tensor
 
@@ -57,7 +57,8 @@ class ShardStatistics:
     def __init__(self, found: list[tuple[str, _BatchNorm]], shards: int, device: torch.device) -> None:
         self.layers = [module for _, module in found]
         self.shard, self._device = 0, device
-        self._widths = [module.num_features for module in self.layers]
+        # Not num_features: torch does not look at it, and who prunes channels by hand may leave it as it was.
+        self._widths = [width_of(module) for module in self.layers]
         channels = sum(self._widths)
         held = [t for module in self.layers for t in (module.weight, module.running_mean) if t is not None]
         self._dtype = torch.float64 if any(t.dtype == torch.float64 for t in held) else torch.float32

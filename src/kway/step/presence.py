@@ -2,7 +2,6 @@
 
 from kway.data.share import Share
 from kway.step.accompany import Meeting
-from kway.step.running import RunningStatistics
 
 
 class Presence:
@@ -17,7 +16,6 @@ class Presence:
         # Whether a batch must not be cut in time, because a layer needs its statistics as a whole.
         self.whole = False
         self.meeting = Meeting()
-        self.running = RunningStatistics()
 
     def take(self, share: Share) -> None:
         """Take up another share."""

@@ -115,8 +115,8 @@ class ShardStep(StepCore):
 
     def _lay_out(self) -> None:
         # Not the frozen ones: they would be cloned and travel as zeros.
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._frozen = [parameter for parameter in self.model.parameters() if not parameter.requires_grad]
+        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
+        self._frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         tables = sparse_parameters(self.model)
         self._flat = FlatGradients(parameters, 4 * self.shards + 2, tables, beside=self._frozen)
         self._buckets = BucketedTree(self._flat, self._tree)

@@ -70,8 +70,7 @@ class ShareStep(StepCore):
         """Leave the gradient of the global batch on the parameters: see ``StepCore.gradients``."""
         draws.at(0)
         self.clear_gradients()
-        with self.presence.running.together():
-            slots = self._accumulate(share, tally)
+        slots = self._accumulate(share, tally)
         calls = asked = None
         if self._reduce is not None:
             own = self.signs.write(slots[2, self.place], slots[3, self.place])
@@ -142,7 +141,7 @@ class ShareStep(StepCore):
         if self._divide is not None:
             self._divide(divisor)
             return
-        resolve_conjugates(self.model.parameters())
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        resolve_conjugates(self.parameters)
+        grads = [p.grad for p in self.parameters if p.grad is not None]
         # In the divisor's own dtype, which is at least float32: a model may mix dtypes.
         torch._foreach_div_(grads, divisor) if grads else None

@@ -17,10 +17,14 @@ class Tally:
 
     ``names`` are in every result; other names come with what is added, on any rank, in any order. Each of
     ``rows`` shares has a row of its own, so that the total does not depend on who held which share.
+    ``doubts``: takes up what in the metrics may not add up, each once.
     """
 
-    def __init__(self, names: list[str], device: torch.device, rows: int = 1) -> None:
+    def __init__(
+        self, names: list[str], device: torch.device, rows: int = 1, doubts: list[str] | None = None
+    ) -> None:
         self.device, self.rows = device, rows
+        self.doubts: list[str] = [] if doubts is None else doubts
         self._names = list(names)
         self._columns: dict[str, Tensor] = {}
         # Who gave a name: two metrics that return one key must not be added up.
@@ -146,17 +150,33 @@ def measure(
     for metric_name, metric in metrics.items():
         value = metric(output, target)
         if not isinstance(value, Mapping):
-            total, weight = _pair(f"metric {metric_name!r} returned", value, samples, "or a dict of these")
+            said = f"metric {metric_name!r} returned"
+            total, weight = _pair(said, value, samples, tally.doubts, "or a dict of these")
             tally.add(metric_name, total, weight, row)
             continue
         tally.split(metric_name)
         for name, part in value.items():
             check_figure(name, f"a key {name!r} of metric {metric_name!r}")
-            total, weight = _pair(f"metric {metric_name!r} returned, for {name!r},", part, samples)
+            said = f"metric {metric_name!r} returned, for {name!r},"
+            total, weight = _pair(said, part, samples, tally.doubts)
             tally.add(name, total, weight, row, metric_name)
 
 
-def _pair(what: str, value: Any, samples: int, more: str = "") -> tuple[Tensor, Tensor | float]:
+def doubt_single(what: str, values: Tensor, samples: int, doubts: list[str]) -> None:
+    """Note that one value for several samples may be meant as their mean. The only one that counts looks the same."""
+    if values.numel() == 1 and samples > 1:
+        doubt = (
+            f"{what} one value of shape {tuple(values.shape)} for several samples: it is taken as that of one of them. "
+            "A mean over all of them would change with the number of devices: return it without a dimension, or as "
+            "(sum, weight)"
+        )
+        if doubt not in doubts:
+            doubts.append(doubt)
+
+
+def _pair(
+    what: str, value: Any, samples: int, doubts: list[str], more: str = ""
+) -> tuple[Tensor, Tensor | float]:
     """Read one figure of a share as (sum, weight)."""
     if isinstance(value, tuple | list) and len(value) == 2:
         total, weight = (torch.as_tensor(part, dtype=torch.float64) for part in value)
@@ -172,6 +192,7 @@ def _pair(what: str, value: Any, samples: int, more: str = "") -> tuple[Tensor, 
         values = torch.as_tensor(value, dtype=torch.float64).detach()
         if values.dim() == 0:
             return values * samples, float(samples)
+        doubt_single(what, values, samples, doubts)
         return values.sum(), float(values.numel())
     needed = ["per-sample values", "a pair (sum, weight)", "a number", *([more] if more else [])]
     raise UsageError(f"{what} a {type(value).__name__}", f"it must be {', '.join(needed)}")

@@ -71,14 +71,15 @@ class Gradients:
     def reduce(self, scalars: torch.Tensor, counts: bool) -> torch.Tensor:
         """Sum gradients and scalars over the ranks: see ``GradientReducer.reduce``."""
         # Not the frozen ones: they would travel as zeros.
-        now = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        held = [parameter for _, parameter in self._model.named_parameters()]
+        now = [parameter for parameter in held if parameter.requires_grad]
         old = [] if self._reducer is None else self._reducer.parameters
         if (
             self._reducer is None
             or len(now) != len(old)
             or any(a is not b for a, b in zip(now, old, strict=True))
         ):
-            frozen = [parameter for parameter in self._model.parameters() if not parameter.requires_grad]
+            frozen = [parameter for parameter in held if not parameter.requires_grad]
             tables = sparse_parameters(self._model)
             self._reducer = GradientReducer(now, self._group, self._scalars, tables, frozen)
         return self._reducer.reduce(scalars, counts)
@@ -92,7 +93,7 @@ class Gradients:
 @torch.no_grad()
 def synchronise(model: nn.Module, group: Group) -> None:
     """Give every rank the first rank's parameters and buffers."""
-    for tensor in [*model.parameters(), *model.buffers()]:
+    for _, tensor in [*model.named_parameters(), *model.named_buffers()]:
         whole = tensor.detach().contiguous()
         group.broadcast_(whole)
         if whole.data_ptr() != tensor.data_ptr():
@@ -121,7 +122,7 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
     """
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in exact}
     shapes = {name: (tuple(buffer.shape), str(buffer.dtype)) for name, buffer in buffers.items()}
-    _check_shapes(shapes, group, next(model.parameters()).device)
+    _check_shapes(shapes, group, next(iter(model.named_parameters()))[1].device)
     changed = []
     for dtype in {buffer.dtype: None for buffer in buffers.values()}:
         names = [name for name, buffer in buffers.items() if buffer.dtype == dtype and buffer.numel()]

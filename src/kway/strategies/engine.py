@@ -147,7 +147,8 @@ class Engine:
 
     def tally(self, names: list[str]) -> Tally:
         """Make an empty tally on this rank's device."""
-        return Tally(names, self.device, self._level.shards(self.part.shards) or self.part.shares)
+        rows = self._level.shards(self.part.shards) or self.part.shares
+        return Tally(names, self.device, rows, self._step.rule.doubts)
 
     def loader(self, parts: Parts) -> Loader:
         """Make a loader of this rank's shares of ``parts``."""

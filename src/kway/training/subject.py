@@ -20,7 +20,7 @@ def subject_of(
     job: Job, facts: Mapping[str, Any], model: nn.Module, train: Parts, held: Parts | None
 ) -> dict[str, Any]:
     """Return the job as plain values: see ``kway.records.Training``. ``facts``: those of its checkpoints."""
-    parameters = list(model.parameters())
+    parameters = [parameter for _, parameter in model.named_parameters()]
     return {
         "data": data_text(job.data),
         "samples": train.order.samples,
