@@ -51,3 +51,17 @@ def odd_module(module: ModuleType) -> tuple[Any, ...] | None:
     parent, _, leaf = name.rpartition(".")
     outer = sys.modules.get(parent)
     return (getattr, (outer, leaf)) if outer is not None and getattr(outer, leaf, None) is module else None
+
+
+def mark_by_value() -> None:
+    """Tell cloudpickle which modules no other process can import: those that kway loaded from a file."""
+    # Here, as commands that send nothing need not load it.
+    import cloudpickle
+
+    known = cloudpickle.list_registry_pickle_by_value()
+    for module in list(sys.modules.values()):
+        # Some put other things than modules there, which answer to any name.
+        if not isinstance(module, ModuleType) or getattr(module, "__kway_by_value__", False) is not True:
+            continue
+        if module.__name__ not in known:
+            cloudpickle.register_pickle_by_value(module)

@@ -75,6 +75,12 @@ def test_the_class_of_a_data_set_is_called(here, capsys):
     assert record["epochs"][0]["samples"] == 23
 
 
+@pytest.mark.starts
+def test_loader_workers_get_what_the_file_defines(here, capsys):
+    run = "train own.py:model --data own.py:loader --epochs 1 --devices cpu:1 --out run --json"
+    assert kway(run, capsys)["epochs"][0]["samples"] == 23
+
+
 def test_a_loader_is_not_run_to_find_the_usual_loss(here, capsys, monkeypatch):
     def run(self):
         raise AssertionError("the loader was run")

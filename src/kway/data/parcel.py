@@ -13,7 +13,7 @@ import cloudpickle
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from kway.registry import odd_module
+from kway.registry import mark_by_value, odd_module
 
 
 class Reader(Protocol):
@@ -28,7 +28,8 @@ class Reader(Protocol):
 
 
 def dumped(value: Any) -> bytes:
-    """Pickle what the user may have written anywhere: lambdas and classes of ``__main__`` too."""
+    """Pickle what the user may have written anywhere: lambdas, classes of ``__main__`` and of a file too."""
+    mark_by_value()
     out = BytesIO()
     _Pickler(out, protocol=5).dump(value)
     return out.getvalue()

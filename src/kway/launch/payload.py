@@ -11,7 +11,6 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterable
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 
-from kway.registry import odd_module
+from kway.registry import mark_by_value, odd_module
 
 _LARGE = 64 * 1024
 _ALIGN = 64
@@ -162,21 +161,13 @@ class _File:
             Path(self.path).unlink(missing_ok=True)
 
 
-def _mark_by_value(modules: Iterable[ModuleType]) -> None:
-    """Tell cloudpickle which modules no other process can import: those that kway loaded from a file."""
-    known = cloudpickle.list_registry_pickle_by_value()
-    for module in modules:
-        if getattr(module, "__kway_by_value__", False) is True and module.__name__ not in known:
-            cloudpickle.register_pickle_by_value(module)
-
-
 def dump(obj: Any, folder: Path | None = None) -> bytes:
     """Pickle ``obj``; buffers of at least 64 KiB go to a file in ``folder`` (with ``None``: into the bytes).
 
     Raises what the pickling raises (``kway.launch.blame`` turns that into an error for the user); then no file
     is left.
     """
-    _mark_by_value([module for module in sys.modules.values() if isinstance(module, ModuleType)])
+    mark_by_value()
     out, file = BytesIO(), _File(folder)
     try:
         _Pickler(out, file.take).dump(obj)
