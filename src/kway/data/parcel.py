@@ -6,14 +6,13 @@ from collections import ChainMap
 from collections.abc import Callable
 from io import BytesIO
 from multiprocessing.reduction import ForkingPickler
-from types import ModuleType
 from typing import Any, Protocol
 
 import cloudpickle
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from kway.registry import mark_by_value, odd_module
+from kway.by_value import Pickler
 
 
 class Reader(Protocol):
@@ -29,22 +28,15 @@ class Reader(Protocol):
 
 def dumped(value: Any) -> bytes:
     """Pickle what the user may have written anywhere: lambdas, classes of ``__main__`` and of a file too."""
-    mark_by_value()
     out = BytesIO()
-    _Pickler(out, protocol=5).dump(value)
+    Pickler(out, protocol=5).dump(value)
     return out.getvalue()
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def reducer_override(self, obj: Any) -> Any:
-        found = odd_module(obj) if isinstance(obj, ModuleType) else None
-        return super().reducer_override(obj) if found is None else found
 
 
 def _dumped_by_value(value: Any) -> bytes:
     """Pickle an answer with classes that cannot be imported here; tensors are in shared memory all the same."""
     out = BytesIO()
-    pickler = _Pickler(out, protocol=5)
+    pickler = Pickler(out, protocol=5)
     pickler.dispatch_table = ChainMap(ForkingPickler._extra_reducers, pickler.dispatch_table)  # type: ignore[attr-defined]
     pickler.dump(value)
     return out.getvalue()

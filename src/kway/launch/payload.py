@@ -14,12 +14,10 @@ import tempfile
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, BinaryIO
 
-import cloudpickle
-
-from kway.registry import mark_by_value, odd_module
+from kway import by_value
 
 _LARGE = 64 * 1024
 _ALIGN = 64
@@ -80,19 +78,13 @@ def _restore_parametrized(cls: type, names: list[str]) -> Any:
     return made
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(by_value.Pickler):
     def __init__(self, out: BytesIO, buffers: Any) -> None:
         super().__init__(out, protocol=5, buffer_callback=buffers)
         self._torch: ModuleType | None = sys.modules.get("torch")
         self._storages: dict[tuple[Any, ...], _Storage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, CodeType):
-            return self._code(obj)
-        if isinstance(obj, ModuleType):
-            found = odd_module(obj)
-            if found is not None:
-                return found
         torch = self._torch
         if torch is not None:
             if isinstance(obj, torch.storage.TypedStorage):
@@ -102,11 +94,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if isinstance(obj, torch.nn.Module) and _is_parametrized(obj):
                 return self._parametrized(obj)
         return super().reducer_override(obj)
-
-    def _code(self, code: CodeType) -> tuple[Any, ...]:
-        # cloudpickle leaves the file's name out; tracebacks from ranks need it to show the user's lines.
-        make, arguments = self.dispatch_table[CodeType](code)
-        return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in arguments)
 
     def _shared(self, storage: Any) -> _Storage:
         # The address is a key only while the storage lives, so the stand-in holds it.
@@ -167,7 +154,6 @@ def dump(obj: Any, folder: Path | None = None) -> bytes:
     Raises what the pickling raises (``kway.launch.blame`` turns that into an error for the user); then no file
     is left.
     """
-    mark_by_value()
     out, file = BytesIO(), _File(folder)
     try:
         _Pickler(out, file.take).dump(obj)

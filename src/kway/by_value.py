@@ -1,0 +1,55 @@
+"""How what a user wrote reaches another process: by value, where that process cannot import it."""
+
+import sys
+from importlib import import_module
+from types import CodeType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles lambdas, classes of ``__main__``, and what was defined in a file that kway loaded by its path."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        _mark_by_value()
+        super().__init__(*arguments, **options)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Say how to make ``obj`` again; see ``pickle.Pickler``."""
+        if isinstance(obj, CodeType):
+            return self._code(obj)
+        found = _odd_module(obj) if isinstance(obj, ModuleType) else None
+        return super().reducer_override(obj) if found is None else found
+
+    def _code(self, code: CodeType) -> tuple[Any, ...]:
+        # cloudpickle leaves the file's name out; tracebacks from other processes need it to show the user's lines.
+        make, arguments = self.dispatch_table[CodeType](code)
+        return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in arguments)
+
+
+def _mark_by_value() -> None:
+    """Tell cloudpickle which modules no other process can import: those that kway loaded from a file."""
+    known = cloudpickle.list_registry_pickle_by_value()
+    for module in list(sys.modules.values()):
+        # Some put other things than modules there, which may answer to any name.
+        if not isinstance(module, ModuleType) or getattr(module, "__kway_by_value__", False) is not True:
+            continue
+        if module.__name__ not in known:
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _odd_module(module: ModuleType) -> tuple[Any, ...] | None:
+    """Return how another process gets a module of a class of its own, as pickle wants it: (function, arguments).
+
+    cloudpickle sends plain modules by itself, but not ``torch.backends.cudnn``, say. ``None`` for a plain module,
+    and where the name does not lead to the module.
+    """
+    if type(module) is ModuleType:
+        return None
+    name = str(module.__name__)
+    if sys.modules.get(name) is module:
+        return import_module, (name,)
+    parent, _, leaf = name.rpartition(".")
+    outer = sys.modules.get(parent)
+    return (getattr, (outer, leaf)) if outer is not None and getattr(outer, leaf, None) is module else None
