@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,6 +107,29 @@ def test_workers_stay_for_the_next_epoch_also_when_one_was_left_and_end_at_close
     assert gone(seen)
 
 
+def test_closed_workers_leave_no_semaphore_though_a_traceback_holds_them(monkeypatch):
+    named = set()
+    for name, note in (("register", named.add), ("unregister", named.discard)):
+        real = getattr(resource_tracker, name)
+        monkeypatch.setattr(
+            resource_tracker, name, lambda *what, real=real, note=note: (note(what), real(*what))
+        )
+
+    def fault(index):
+        raise KeyError(index)
+
+    reader = loader(Drawn(fault), 1)
+    with pytest.raises(KeyError) as caught:
+        read(reader)
+    assert named
+    reader.close()
+    deadline = time.monotonic() + 5  # the thread of a queue ends a moment later
+    while named and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not named
+    assert caught.tb is not None
+
+
 def test_a_batch_of_a_class_that_only_the_user_s_code_knows_comes_back_as_that_class():
     class Pair(NamedTuple):
         x: torch.Tensor
@@ -144,6 +168,7 @@ def test_an_error_keeps_its_type_and_traceback():
         with pytest.raises(kind) as caught:
             read(reader)
         assert "in loader worker 0, epoch 0, step" in caught.value.__notes__[0]
+        assert f'File "{__file__}", line' in caught.value.__notes__[0]
         assert "in fault" in caught.value.__notes__[0]
         reader.close()
         if kind is RuntimeError:  # an exception that cannot be made again from its arguments
@@ -257,14 +282,15 @@ def test_a_script_without_guard_runs_once(tmp_path, way):
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_survives_the_rank(ending):
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "wait"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", SCRIPT, "wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as rank:
         pids = [int(pid) for pid in rank.stdout.readline().split()]
         assert len(pids) == 3
         assert all(map(alive, pids))
         rank.send_signal(ending)
-        rank.wait(20)
+        _, errors = rank.communicate(timeout=20)  # to the end of the last process that has them
     assert gone(pids)
+    assert "leaked semaphore" not in errors
 
 
 STUCK = """
