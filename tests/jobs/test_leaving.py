@@ -125,6 +125,16 @@ def test_a_broken_checkpoint_is_not_the_last(saved, tmp_path):
     assert last_complete(tmp_path / "run" / "checkpoints") == 2
 
 
+def test_a_run_without_a_folder_that_a_signal_ends_says_that_nothing_was_saved(ranks, capsys):
+    act = partial(signal.raise_signal, signal.SIGTERM)
+    with pytest.raises(EndedBySignal) as caught:
+        train(ranks, None, 2, checkpoint_every=None, callbacks=[at("start", act)])
+    assert caught.value.code == 143
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kway: ended by SIGTERM: nothing was saved")
+    assert line.endswith("name one with out=")
+
+
 @pytest.mark.parametrize("part", ["run", "job", "options", "plan"])
 def test_a_manifest_whose_parts_are_of_another_kind_is_refused(saved, tmp_path, part):
     path = shutil.copytree(saved / "checkpoints" / "step-2", tmp_path / "step-2") / "manifest.json"

@@ -1,5 +1,6 @@
 """What a run that is ended before its time leaves to go on from, and who says so."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,22 @@ def says_what_is_there(folder: Path, stop: StopRequest, begun: Sequence[int]) ->
                 f"stopped by {stop.by} after step {step}", there, to_go_on(str(folder))
             ) from None
         error.add_note(f"{there}; {to_go_on(str(folder))}")
+        raise
+
+
+@contextmanager
+def says_that_nothing_is_there() -> Iterator[None]:
+    """Say on standard error that a signal ends the block, and that the run had no folder to leave anything in.
+
+    Python ends in silence where a signal does, and the command line always has a folder.
+    """
+    try:
+        yield
+    except EndedBySignal as error:
+        print(
+            f"kway: ended by {error.name}: nothing was saved, as the run has no folder; name one with out=",
+            file=sys.stderr,
+        )
         raise
 
 

@@ -16,7 +16,7 @@ from kway.checkpoints.reading import Checkpoint
 from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.jobs.folder import claimed, is_there
-from kway.jobs.leaving import says_what_is_there
+from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find
@@ -217,7 +217,8 @@ def train(
                 )
 
         if started:
-            with asked_to_stop(stop) if out is not None else nullcontext():
+            # Without a folder it is kway that takes the signal, to end the ranks first; on one device nobody does.
+            with asked_to_stop(stop) if out is not None else says_that_nothing_is_there():
                 results, where, more = run_again(where, once, restarts, shards, tell, stop)
             told = [*told, *more]
         else:
