@@ -66,14 +66,18 @@ class Zygote:
             self._ready = True
 
     def fork(self, request: Any, fds: list[int]) -> int:
-        """Return the process id of a new child of this process."""
+        """Return the process id of a new child of this process. Raises ``OSError``, and must not be asked again then:
+        what comes late would be taken for the next answer.
+        """
         with adopting():
             socket.send_fds(self._sock, [json.dumps(request).encode()], fds)
             return int(self._take())
 
-    def close(self) -> None:
+    def close(self) -> str:
+        """End it, whatever it is at, and return what it printed, the first time."""
         self._sock.close()
-        self._ended()
+        self._process.kill()
+        return self._ended()
 
     def _ended(self) -> str:
         """Wait for the end of the process and return what it printed, the first time."""
@@ -121,21 +125,31 @@ class Zygotes:
             self._all = self._start()
         return self._all[rank % _COUNT] if self._all else None
 
+    def drop(self, reason: OSError) -> None:
+        """Have all ranks started from now on, and warn of that."""
+        self._all, dropped = [], self._all or []
+        _warn_of(reason, dropped)
+
     def _start(self) -> list[Zygote]:
         if sys.platform != "linux":
             return []
-        made = [Zygote() for _ in range(_COUNT)]
+        made: list[Zygote] = []
         try:
             with adopting():
                 pass
+            for _ in range(_COUNT):
+                made.append(Zygote())  # one by one: those before one that fails are closed
             for each in made:
                 each.wait()
         except OSError as error:
-            warnings.warn(f"ranks are started, which takes longer than to fork them: {error}", stacklevel=2)
-            for each in made:
-                each.close()
+            _warn_of(error, made)
             return []
         return made
+
+
+def _warn_of(reason: OSError, dropped: list[Zygote]) -> None:
+    printed = " ".join([str(reason), *filter(None, [each.close().strip() for each in dropped])])
+    warnings.warn(f"ranks are started, which takes longer than to fork them: {printed}", stacklevel=3)
 
 
 class _Child:
@@ -163,17 +177,27 @@ class ForkedRank(RankProcess):
     """A rank that is forked, where that is possible."""
 
     def __init__(self, zygotes: Zygotes, rank: int, *arguments: Any) -> None:
-        self._zygote = zygotes.of(rank)
+        self._zygotes = zygotes
         super().__init__(rank, *arguments)
 
     def _start(self, entry: str, environment: Mapping[str, str], control: int, inherit: int) -> Any:
+        zygote = self._zygotes.of(self.rank)
         # Without a number of threads a rank takes torch's choice, which was made when torch was imported.
-        if self._zygote is None or "OMP_NUM_THREADS" not in environment:
+        if zygote is None or "OMP_NUM_THREADS" not in environment:
             return super()._start(entry, environment, control, inherit)
         (out, theirs_out), (err, theirs_err) = os.pipe(), os.pipe()
         fds = [control, theirs_out, theirs_err, *([inherit] if inherit >= 0 else [])]
         try:
-            pid = self._zygote.fork((entry, dict(environment), inherit), fds)
+            pid = zygote.fork((entry, dict(environment), inherit), fds)
+        except OSError as error:
+            os.close(out)
+            os.close(err)
+            self._zygotes.drop(error)
+            # A child that was forked all the same has the old wire: it reads its end, and leaves.
+            self.sock.close()
+            self.sock, theirs = socket.socketpair()
+            with theirs:
+                return super()._start(entry, environment, theirs.fileno(), inherit)
         finally:
             os.close(theirs_out)
             os.close(theirs_err)

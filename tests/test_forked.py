@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.forked import ForkedRanks, adopting
+from tests import forked
+from tests.forked import ForkedRanks, Zygotes, adopting, forking
 
 from kway.launch.local import Ranks
 
@@ -35,7 +36,17 @@ def seen(context):
 
 def own(context):
     drawn = random.random(), torch.randint(10**15, ()).item(), sys.modules["numpy"].random.rand()
-    return os.getppid(), hash("a name"), *drawn
+    return os.getppid(), b"<zygote>" in Path("/proc/self/cmdline").read_bytes(), hash("a name"), *drawn
+
+
+def number(context):
+    return os.getpid()
+
+
+# In place of what imports torch: what it does with the first request.
+DIES = "print('its last words')"
+LATE = "print('its last words', flush=True); time.sleep(60); wire.send(b'1')"
+CODE = "import socket, sys, time; wire = socket.socket(fileno=int(sys.argv[1])); wire.send(b'ready'); wire.recv(9); "
 
 
 def test_they_have_what_started_ones_have(zygotes):
@@ -47,10 +58,45 @@ def test_they_have_what_started_ones_have(zygotes):
 def test_they_are_children_of_this_process_and_differ_in_what_is_drawn(zygotes):
     with ForkedRanks(zygotes, 4) as ranks:
         found = ranks.run(own)
+    assert zygotes.of(0) is not None, "nothing to fork from: a warning says why"
+    assert all(is_forked for _, is_forked, *_ in found)
     assert {parent for parent, *_ in found} == {os.getpid()}
-    assert found[0][1] != found[1][1], "ranks that have one order of names cannot show that it matters"
-    for drawn in zip(*(numbers for _, _, *numbers in found), strict=True):
+    assert found[0][2] != found[1][2], "ranks that have one order of names cannot show that it matters"
+    for drawn in zip(*(numbers for _, _, _, *numbers in found), strict=True):
         assert len(set(drawn)) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere they are started")
+@pytest.mark.parametrize("then", [DIES, LATE], ids=["dies", "late"])
+def test_where_forking_fails_later_ranks_are_started_and_a_warning_says_why(monkeypatch, then):
+    monkeypatch.setattr(forked, "_CODE", CODE + then)
+    with Zygotes() as own, forking(own), Ranks(["cpu"] * 2, threads=1, group=False) as ranks:
+        own.of(0)._sock.settimeout(0.5)
+        with pytest.warns(match="ranks are started, .* its last words"):
+            found = ranks.run(number)
+        assert own.of(0) is own.of(1) is None
+        assert found == ranks._crew.pids
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere they are started")
+def test_where_one_cannot_be_started_the_other_goes_too(monkeypatch):
+    class Only:
+        made = 0
+        closed = 0
+
+        def __init__(self):
+            if Only.made:
+                raise BlockingIOError("no process more")
+            Only.made += 1
+
+        def close(self):
+            Only.closed += 1
+            return ""
+
+    monkeypatch.setattr(forked, "Zygote", Only)
+    with Zygotes() as own, pytest.warns(match="no process more"):
+        assert own.of(0) is None
+    assert Only.closed == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere they are started")
