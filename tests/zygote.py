@@ -79,7 +79,9 @@ def _become(entry: str, environment: dict[str, str], number: int, fds: list[int]
             control = fcntl.fcntl(control, fcntl.F_DUPFD, number + 1)
         os.dup2(listener[0], number)
     kept = sorted({2, control, number} - {-1})
-    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+    # Which there are, no limit tells.
+    end = max(int(each.name) for each in Path("/proc/self/fd").iterdir()) + 1
+    for low, high in zip(kept, [*kept[1:], end], strict=True):
         os.closerange(low + 1, high)
     for fd in kept:
         os.set_inheritable(fd, True)
