@@ -88,6 +88,15 @@ def test_what_is_judged_is_said(here, capsys, command):
     assert "\non         5 samples held out\n" in capsys.readouterr().out
 
 
+def test_a_loss_that_was_chosen_is_said_to_be_before_it_fails(here, capsys):
+    wide = "\n\ndef wide():\n    return nn.Linear(1, 3)\n"
+    (here / "line.py").write_text(FILE + wide)
+    assert main(["train", "line.py:wide", *LINE[2:], "--out", "run"]) == 2
+    said = capsys.readouterr()
+    assert "loss       mse (usual for real targets)\n" in said.out
+    assert "3 numbers a sample beside one; for classes" in said.err
+
+
 def test_without_either(here, capsys):
     assert main([*LINE, "--epochs", "2", "--out", "run", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

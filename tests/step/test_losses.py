@@ -365,7 +365,25 @@ def test_a_sum_of_torch_s_own_adds_up(loss):
     torch.testing.assert_close(sum(total for total, _ in parts), loss(output, target))
 
 
+CLASSES_ADVICE = r"for classes make the labels integers of shape \(5,\), as target.long\(\)"
+
+
 @pytest.mark.parametrize("kind", [nn.HingeEmbeddingLoss, nn.KLDivLoss, nn.MSELoss])
-def test_shapes_that_torch_would_stretch_are_refused(kind):
-    with pytest.raises(UsageError, match="stretch"):
-        rule_for(kind(), CPU)(torch.rand(4, 1), torch.ones(4), 4)
+@pytest.mark.parametrize(
+    ("output", "target", "said"),
+    [
+        ((5, 1), (5,), r"stretch .* every other .*; .*: target.unsqueeze\(-1\) or output.squeeze\(-1\)"),
+        ((5,), (5, 1), r"stretch .*; .*: target.squeeze\(-1\) or output.unsqueeze\(-1\)"),
+        ((5, 2, 1), (5, 1, 2), r"stretch .*; .*: target.reshape\(output.shape\)"),
+        ((5, 1, 2), (5, 2), r"stretch .*; .*: target.reshape\(output.shape\)"),
+        ((5, 1, 1, 2), (5, 2, 1), r"stretch"),
+        ((5, 2, 3), (5, 3), r": their sizes differ; let the model return as many numbers a sample as"),
+        ((5, 3), (5,), rf"their sizes differ: 3 numbers a sample beside one; {CLASSES_ADVICE}"),
+        ((5, 3), (5, 1), rf"stretch one over the other: 3 numbers a sample beside one; {CLASSES_ADVICE}"),
+        ((5, 1), (5, 3), r"stretch one over the other; let the model return as many numbers"),
+        ((5, 3), (5, 4), r": their sizes differ; let the model return as many numbers"),
+    ],
+)
+def test_shapes_that_differ_are_refused_with_what_brings_them_together(kind, output, target, said):
+    with pytest.raises(UsageError, match=said):
+        rule_for(kind(), CPU)(torch.rand(output), torch.ones(target), 5)

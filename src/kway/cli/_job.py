@@ -31,7 +31,8 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
     optimizer, optimizer_text = optimizer_of(args.optimizer or "sgd", args.lr)
     train, validation, source, data_text, notices = _data(args, seed)
     loss = loss_of(args.loss or (_usual_loss(train) if targets else "mse"))
-    loss_text = args.loss or "cross-entropy" * (type(loss).__name__ == "CrossEntropyLoss") or "mse"
+    usual = "cross-entropy" if type(loss).__name__ == "CrossEntropyLoss" else "mse (usual for real targets)"
+    loss_text = args.loss or usual
     model, title = _model(args.model, named, source)
     job = Job(
         model=model,

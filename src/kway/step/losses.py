@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from kway.errors import RefusedError, UsageError
 from kway.step.precision import wide
+from kway.step.shapes import check_same_shape
 from kway.step.tally import doubt_single
 
 Tensor = torch.Tensor
@@ -81,8 +82,8 @@ class LossRule:
 def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = None) -> LossRule:
     """Make the rule for a job's loss. ``floating``: dtype for the loss's own tensors (class weights).
 
-    Raises ``UsageError`` as ``check_loss`` does. The rule raises it, too, for an output and a target of shapes that
-    torch would stretch, and for what a loss of the user's own returns that is no loss or cannot add up; and
+    Raises ``UsageError`` as ``check_loss`` does. The rule raises it, too, for an output and a target of other
+    shapes where they must be equal, and for what a loss of the user's own returns that is no loss or cannot add up; and
     ``RefusedError`` for a weight with an entry for each sample.
     """
     check_loss(loss)
@@ -109,12 +110,8 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
     module.reduction = "none"  # type: ignore[assignment]
 
     def compute(output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
-        if isinstance(module, _SAME_SHAPE) and output.shape != target.shape:
-            raise UsageError(
-                f"{type(module).__name__} of an output {tuple(output.shape)} and a target {tuple(target.shape)}",
-                "torch would stretch one over the other, and compare every sample with every other of its share",
-                "give both one shape: target.unsqueeze(-1) or output.squeeze(-1)",
-            )
+        if isinstance(module, _SAME_SHAPE):
+            check_same_shape(type(module).__name__, output, target)
         _check_weights(module, output)
         losses: Tensor = module(output, target)
         if reduction == "batchmean":
