@@ -120,6 +120,10 @@ def here(tmp_path, monkeypatch):
         ("resnet18 --micro-batch 4", "micro_batch=4"),
         ("broken.py:Net", "a_module_that_is_not_there"),
         ("raises.py:make", "no weights today"),
+        (
+            "own.py:Needs",
+            "without arguments; give a function that needs no others, or functools.partial(Needs, width=",
+        ),
         ("nets.py", "model 'nets.py' is a file: it has Block, Net, job; say which: nets.py:Block"),
         ("nets.py:", "model 'nets.py:' is a file: it has Block, Net, job"),
         ("nets.py:Nets", "it has Block, Net, job; did you mean nets.py:Net?"),

@@ -72,6 +72,44 @@ def test_an_error_of_the_user_s_code_is_shown_with_its_traceback():
         build(job_of(net, init=lambda model: (_ for _ in ()).throw(ValueError("bad"))))
 
 
+class Needy(nn.Linear):
+    def __init__(self, width, classes=2, *, bias):
+        super().__init__(width, classes, bias)
+
+
+def test_a_function_that_needs_arguments_shows_no_traceback_but_how_it_is_called():
+    with pytest.raises(kway.UsageError) as caught:
+        build(job_of(Needy))
+    assert str(caught.value).startswith("model 'Needy' raised TypeError: ")
+    assert str(caught.value).endswith(
+        "'bias': it is called without arguments; give a function that needs no others, or "
+        "functools.partial(Needy, width=..., bias=...)"
+    )
+    with pytest.raises(
+        kway.UsageError, match=r"^init raised TypeError: .*: it is called with 1 argument; .*b=\.\.\."
+    ):
+        build(job_of(net, init=lambda model, b: model))
+    with pytest.raises(
+        kway.UsageError, match=r"^init raised TypeError: [^\n]*: it is called with 1 argument$"
+    ):
+        build(job_of(net, init=lambda: None))
+    with pytest.raises(kway.UsageError, match=r"^init raised TypeError: [^\n;]*$"):
+        build(job_of(net, init=len))
+
+
+def test_an_argument_that_is_missing_inside_of_the_user_s_code_shows_its_line():
+    with pytest.raises(
+        kway.UsageError, match=r"(?s)^Traceback.*in inner\n.*model 'inner' raised TypeError: .*$"
+    ) as caught:
+        build(job_of(inner))
+    assert "in called" not in str(caught.value)
+    assert "it is called" not in str(caught.value)
+
+
+def inner():
+    return Needy()
+
+
 @pytest.mark.parametrize(
     ("model", "named"),
     [(lambda: 5, "is a int"), (lambda: nn.Linear, "is a type"), (nn.ReLU, "no parameters")],

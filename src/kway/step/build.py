@@ -27,7 +27,7 @@ def build(job: Job) -> nn.Module:
     """
     with preserved_everywhere():
         torch.manual_seed(job.seed)
-        model = job.model if isinstance(job.model, nn.Module) else called("the model's factory", job.model)
+        model = job.model if isinstance(job.model, nn.Module) else called(f"model {job.title!r}", job.model)
         if not isinstance(model, nn.Module):
             raise UsageError(
                 f"model {job.title!r} is a {type(model).__name__}", "it must make an nn.Module", "return one"
@@ -44,16 +44,44 @@ def build(job: Job) -> nn.Module:
 def called(what: str, function: Any, *args: Any, do: str = "") -> Any:
     """Return ``function(*args)``. Raises ``UsageError`` with the user's traceback where it fails.
 
-    ``what`` names it in that error, and ``do`` says what can be done.
+    ``what`` names it in that error, and ``do`` says what can be done. Where the function does not take these arguments
+    no code of the user ran: the error says how it is called instead.
     """
     try:
         return function(*args)
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(
-            f"{traceback.format_exc()}\n{what} raised {type(error).__name__}: {error}", "", do
-        ) from error
+        got = f"{what} raised {type(error).__name__}: {error}"
+        # The first frame is the one above, which says nothing to the user.
+        inside = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        if inside is None:
+            raise UsageError(got, *_how_called(function, args, do)) from None
+        trace = "".join(traceback.format_exception(type(error), error, inside))
+        raise UsageError(f"{trace}\n{got}", "", do) from error
+
+
+def _how_called(function: Any, args: tuple[Any, ...], do: str) -> tuple[str, str]:
+    """Return what is needed, and what to do, where ``function`` cannot be called with ``args``; else ("", ``do``)."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return "", do
+    try:
+        signature.bind(*args)
+    except TypeError:
+        pass
+    else:
+        return "", do
+    count = len(args)
+    need = f"it is called {f'with {count} argument' + 's' * (count > 1) if count else 'without arguments'}"
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    taken = [each for each in signature.parameters.values() if each.kind not in variadic]
+    missing = ", ".join(f"{each.name}=..." for each in taken[count:] if each.default is each.empty)
+    if do or not missing:
+        return need, do
+    name = getattr(function, "__name__", "...")
+    return need, f"give a function that needs no others, or functools.partial({name}, {missing})"
 
 
 def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
