@@ -15,6 +15,8 @@ PRECISIONS: Mapping[str, str] = {
     "fp16": "32-bit weights, float16 autocast, with a gradient scaler",
 }
 
+_MAY_BE_LEFT_OUT = ("loss", "penalty", "schedule")
+
 # What an epoch's row in the record holds besides metrics.
 TAKEN_NAMES = frozenset(
     {
@@ -40,10 +42,10 @@ class Job:
         an ``nn.Module``, or a function without arguments that makes one. A function is called with torch's
         generator seeded by ``seed``. An instance holds the trained weights afterwards.
     ``loss``
-        ``loss(output, target)``: a built-in loss of torch with any ``reduction``; or a function that returns
-        per-sample losses (averaged over all elements of the global batch), or ``(sum, weight)``, or a scalar
-        (taken as a mean over the samples it saw). ``None``: the model takes the whole batch and returns
-        ``(sum, weight)``.
+        ``loss(output, target)``: a built-in loss of torch with any ``reduction``, or the class of a loss module;
+        or a function that returns per-sample losses (averaged over all elements of the global batch), or
+        ``(sum, weight)``, or a scalar (taken as a mean over the samples it saw). ``None``: the model takes the
+        whole batch and returns ``(sum, weight)``.
     ``optimizer``
         called once with the model's named parameters: ``partial(torch.optim.SGD, lr=0.1)``.
     ``data``, ``validation``
@@ -101,10 +103,13 @@ class Job:
     def __post_init__(self) -> None:
         """Refuse values that cannot work on any number of devices."""
         known("precision", self.precision, PRECISIONS)
-        for what, optional in (("model", False), ("optimizer", False), ("loss", True), ("penalty", True)):
+        for what in ("model", "optimizer", "loss", "penalty", "schedule"):
             value = getattr(self, what)
-            if not callable(value) and not (optional and value is None):
+            if not callable(value) and not (what in _MAY_BE_LEFT_OUT and value is None):
                 raise UsageError(f"{what} is a {type(value).__name__}", "it must be callable", _advice(value))
+        if isinstance(self.loss, type) and hasattr(self.loss, "named_parameters"):
+            # Called with output and target, a class would make a module of them.
+            object.__setattr__(self, "loss", _loss_of(self.loss))
         for what in ("batch_size", "micro_batch"):
             _check_count(what, getattr(self, what), 1)
         _check_count("workers", self.workers, 0)
@@ -115,7 +120,15 @@ class Job:
         clip_rule(self.clip)
         if self.ema is not None and not _is_fraction(self.ema):
             raise UsageError(f"ema={self.ema!r}", "it must be a number between 0 and 1, without both")
-        for name in self.metrics:
+        if not isinstance(self.metrics, Mapping):
+            raise UsageError(
+                f"metrics is a {type(self.metrics).__name__}",
+                "it must be a dict of functions by name",
+                'pass {"accuracy": kway.accuracy}, say',
+            )
+        for name, metric in self.metrics.items():
+            if not callable(metric):
+                raise UsageError(f"metric {name!r} is a {type(metric).__name__}", "it must be callable")
             check_figure(name, f"a metric named {name!r}")
 
     @property
@@ -138,9 +151,24 @@ def _is_fraction(value: Any) -> bool:
 
 
 def _advice(value: Any) -> str:
-    if not hasattr(value, "param_groups"):
-        return ""
-    return f"every device makes its own: pass partial(torch.optim.{type(value).__name__}, lr=...)"
+    kind = type(value).__name__
+    if hasattr(value, "param_groups"):
+        return f"every device makes its own: pass partial(torch.optim.{kind}, lr=...)"
+    if hasattr(value, "optimizer") and hasattr(value, "last_epoch"):
+        options = "step_size=..." if kind == "StepLR" else "..."
+        return f"every device makes its own: pass partial(torch.optim.lr_scheduler.{kind}, {options})"
+    return ""
+
+
+def _loss_of(kind: type) -> Any:
+    try:
+        return kind()
+    except TypeError as error:
+        raise UsageError(
+            f"loss {kind.__name__}, which cannot be made without arguments: {error}",
+            "a class of losses is called without any",
+            f"pass one that is made: {kind.__name__}(...)",
+        ) from None
 
 
 def _check_count(what: str, value: Any, least: int) -> None:

@@ -1,5 +1,6 @@
 """From a job to an initialised module: seeds, weights to start from, and what goes wrong."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import kway
-from kway.step.build import build, make_optimizer
+from kway.step.build import build, make_optimizer, make_schedule
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 
@@ -82,7 +83,7 @@ def test_a_function_that_needs_arguments_shows_no_traceback_but_how_it_is_called
         build(job_of(Needy))
     assert str(caught.value).startswith("model 'Needy' raised TypeError: ")
     assert str(caught.value).endswith(
-        "'bias': it is called without arguments; give a function that needs no others, or "
+        "'width': it is called without arguments; give a function that needs no others, or "
         "functools.partial(Needy, width=..., bias=...)"
     )
     with pytest.raises(
@@ -140,3 +141,25 @@ def test_an_optimizer_that_is_none():
     job = kway.Job(model=net, loss=nn.MSELoss(), optimizer=lambda parameters: 5, data=torch.ones(2, 2))
     with pytest.raises(kway.UsageError, match=r"is a int: it must make .*; pass partial"):
         make_optimizer(job, net())
+
+
+def test_an_optimizer_of_another_model_s_parameters_is_refused():
+    other, own = net(), net()
+    job = replace(job_of(own), optimizer=lambda named: torch.optim.SGD([*other.parameters(), own.bias]))
+    with pytest.raises(kway.UsageError, match=r"2 of 3 parameters that are not .*; let its factory use the"):
+        make_optimizer(job, own)
+
+
+def test_a_schedule_is_called_with_the_optimizer():
+    model = net()
+    optimizer = make_optimizer(job_of(model), model)
+    assert make_schedule(job_of(model), optimizer) is None
+    step = partial(torch.optim.lr_scheduler.StepLR, step_size=2)
+    made = make_schedule(job_of(model, schedule=step), optimizer)
+    assert (made.optimizer, made.step_size) == (optimizer, 2)
+    with pytest.raises(
+        kway.UsageError, match=r"schedule is a float: it must make a scheduler .*; pass partial"
+    ):
+        make_schedule(job_of(model, schedule=lambda optimizer: 0.1), optimizer)
+    with pytest.raises(kway.UsageError, match=r"(?s)Traceback.*the schedule raised KeyError: 'lr2'"):
+        make_schedule(job_of(model, schedule=lambda optimizer: optimizer.param_groups[0]["lr2"]), optimizer)

@@ -1,6 +1,7 @@
 """Layouts as text and data, and what is refused before anything runs."""
 
-from functools import partial
+from dataclasses import replace
+from functools import partial, wraps
 
 import pytest
 import torch
@@ -148,3 +149,36 @@ def test_an_optimizer_that_a_function_makes_is_refused_where_it_is_made():
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, Wrapped, torch.optim.AdamW, torch.optim.Rprop])
 def test_an_optimizer_that_can_do_without_a_closure_is_taken(optimizer):
     check_optimizer(optimizer)
+
+
+def injecting(function):
+    @wraps(function)
+    def call(optimizer):
+        return function(optimizer, 2)
+
+    return call
+
+
+@injecting
+def decorated(optimizer, step_size):
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size)
+
+
+StepLR = torch.optim.lr_scheduler.StepLR
+
+
+@pytest.mark.parametrize("changed", [{"schedule": StepLR}, {"optimizer": lambda named, rate: named}])
+def test_a_factory_that_needs_more_is_refused_before_it_is_called(changed):
+    job = replace(job_with(torch.optim.SGD), **changed)
+    with pytest.raises(
+        UsageError, match=r"cannot be called as it is: .* 1 argument; .*, (step_size|rate)=\.\.\."
+    ):
+        check_model(job, job.model, {"data": 2}, "math", 4)
+
+
+@pytest.mark.parametrize(
+    "schedule", [None, partial(StepLR, step_size=2), decorated, lambda *all_of_them: all_of_them]
+)
+def test_a_schedule_that_can_be_called_is_taken(schedule):
+    job = replace(job_with(torch.optim.SGD), schedule=schedule)
+    check_model(job, job.model, {"data": 2}, "math", 4)

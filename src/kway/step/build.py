@@ -64,7 +64,8 @@ def called(what: str, function: Any, *args: Any, do: str = "") -> Any:
 def _how_called(function: Any, args: tuple[Any, ...], do: str) -> tuple[str, str]:
     """Return what is needed, and what to do, where ``function`` cannot be called with ``args``; else ("", ``do``)."""
     try:
-        signature = inspect.signature(function)
+        # A decorator may add what the function inside of it needs.
+        signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return "", do
     try:
@@ -80,8 +81,20 @@ def _how_called(function: Any, args: tuple[Any, ...], do: str) -> tuple[str, str
     missing = ", ".join(f"{each.name}=..." for each in taken[count:] if each.default is each.empty)
     if do or not missing:
         return need, do
-    name = getattr(function, "__name__", "...")
-    return need, f"give a function that needs no others, or functools.partial({name}, {missing})"
+    return need, f"give a function that needs no others, or functools.partial({_name(function)}, {missing})"
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def check_factory(what: str, function: Any) -> None:
+    """Raise ``UsageError`` for a function that cannot be called with one thing, before it is."""
+    need, do = _how_called(function, (None,), "")
+    if need:
+        raise UsageError(f"{what} {_name(function)!r} cannot be called as it is", need, do)
 
 
 def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
@@ -94,7 +107,29 @@ def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
             "pass partial(torch.optim.SGD, lr=0.1), say",
         )
     check_optimizer(type(optimizer))
+    own = {id(parameter) for parameter in model.parameters()}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if others := [parameter for parameter in held if id(parameter) not in own]:
+        raise UsageError(
+            f"the optimizer holds {len(others)} of {len(held)} parameters that are not of the job's model",
+            "every device trains a copy of the model of its own",
+            "let its factory use the parameters that it is called with",
+        )
     return optimizer  # type: ignore[no-any-return]
+
+
+def make_schedule(job: Job, optimizer: torch.optim.Optimizer) -> Any:
+    """Call the job's schedule once, if it has one. Raises ``UsageError`` as ``make_optimizer`` does."""
+    if job.schedule is None:
+        return None
+    schedule = called("the schedule", job.schedule, optimizer)
+    if not hasattr(schedule, "step"):
+        raise UsageError(
+            f"the schedule is a {type(schedule).__name__}",
+            "it must make a scheduler of torch",
+            "pass partial(torch.optim.lr_scheduler.StepLR, step_size=10), say",
+        )
+    return schedule
 
 
 def check_optimizer(factory: Any) -> None:

@@ -11,6 +11,7 @@ from kway.comm.group import Group
 from kway.data.loader import Share
 from kway.errors import MispairedError, UsageError
 from kway.job import Job, clip_rule
+from kway.step.build import make_schedule
 from kway.step.clip import clip_gradients
 from kway.step.ema import MovingAverage
 from kway.step.gather import WholeBatch
@@ -119,7 +120,7 @@ class StepCore(ABC):
         self.split = splitter(job.inputs, job.target, job.loss is not None)
         self._call = caller(job.inputs, job.target, job.loss is not None)
         self.scaler = self.precision.scaler(device)
-        self.schedule = job.schedule(optimizer) if job.schedule is not None else None
+        self.schedule = make_schedule(job, optimizer)
         self.clip = clip_rule(job.clip)
         self.average = MovingAverage(model, job.ema) if job.ema is not None else None
         # A small whole number that this rank tells all others with the gradients of the next step.

@@ -35,7 +35,7 @@ def _bare(value: torch.Tensor) -> list[int]:
 
 def _stretches(output: torch.Tensor, target: torch.Tensor) -> bool:
     try:
-        torch.broadcast_shapes(output.shape, target.shape)
+        torch.broadcast_shapes(output.shape, target.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:
         return False
     return True

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from kway.errors import RefusedError, UsageError
 from kway.job import Job, clip_rule
 from kway.registry import modules_of, unknown
-from kway.step.build import check_optimizer
+from kway.step.build import check_factory, check_optimizer
 from kway.step.hooked import refuse_hooks
 from kway.step.losses import check_loss
 from kway.strategies.base import Axis
@@ -109,7 +109,7 @@ def check_model(
     """Raise ``RefusedError`` for a model that this layout cannot train at this level.
 
     ``trains``: whether there will be gradients; without them hooks on parameters stand in nobody's way.
-    Raises ``UsageError`` for a loss or an optimizer that no layout can use.
+    Raises ``UsageError`` for a loss, an optimizer or a schedule that no layout can use.
     """
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -129,7 +129,10 @@ def check_model(
             "run one batch through the model first, or name the sizes",
         )
     check_loss(job.loss)
+    check_factory("optimizer", job.optimizer)
     check_optimizer(job.optimizer)
+    if job.schedule is not None:
+        check_factory("schedule", job.schedule)
     rule = clip_rule(job.clip)
     complex_one = next((name for name, p in model.named_parameters() if p.is_complex()), None)
     if rule is not None and rule[0] == "value" and complex_one is not None:
