@@ -151,7 +151,7 @@ def test_ctrl_c_says_what_is_there_to_go_on_with(here, capsys):
     assert signalled(here, signal.SIGINT, "checkpoints step-2", "--checkpoint-every", "2steps") == 130
     said = capsys.readouterr().err
     assert said.startswith("kway: interrupted: run/checkpoints/step-")
-    assert "is complete; go on with --resume --out run (in Python: resume=True)" in said
+    assert "is complete; go on with --resume --out run (in Python: resume=True, out='run')" in said
     # A checkpoint is whole when it is named.
     step = said.partition("step-")[2].partition(" ")[0]
     assert (here / "run" / "checkpoints" / f"step-{step}" / "manifest.json").exists()

@@ -58,7 +58,7 @@ def _made(folder: Path, alone: bool) -> tuple[list[Path], Hold | None]:
     except OSError as error:
         _remove_empty(missing)
         raise UsageError(
-            f"out folder {folder} cannot be written: {_reason(folder, error)}", "", "name another with --out"
+            f"out folder {folder} cannot be written: {_reason(folder, error)}", "", "name another with out= (--out)"
         ) from None
 
 
@@ -83,5 +83,5 @@ def _check_free(folder: Path, files: tuple[str, ...]) -> None:
             raise UsageError(
                 f"{folder} already holds {name}",
                 "a record is never written over",
-                "name another folder with --out",
+                "name another folder with out= (--out)",
             )

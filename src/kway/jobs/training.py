@@ -307,7 +307,7 @@ def _folder(stack: ExitStack, where: Place, out: Path | str | None, resume: bool
         raise UsageError(
             f"{out} holds the record of a run that has ended",
             "a record is never written over",
-            "to train on, name the run with resume_from (--resume-from) and another folder",
+            "to train on, name the run with resume= (--resume-from) and another folder with out= (--out)",
         )
     others = () if own else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", FOLDER)
     return Path(on_main(where, lambda: str(stack.enter_context(claimed(out, "train.json", others)))))

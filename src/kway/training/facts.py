@@ -67,7 +67,7 @@ def check_facts(checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
         raise UsageError(
             f"checkpoint {checkpoint.path} is of another job: {'; '.join(differ)}",
             "going on would give a result that neither job gives from the start",
-            "go on with the same job, or start a new run from its weights (--init)",
+            "go on with the same job, or start a new run from its weights (init=, --init)",
         )
 
 
@@ -86,7 +86,7 @@ def check_options(checkpoint: Checkpoint, now: list[dict[str, str]]) -> None:
         raise UsageError(
             f"checkpoint {checkpoint.path} is of a job with another optimizer: {'; '.join(differ)}",
             "its state goes with its options",
-            "go on with the same optimizer, or start a new run from the weights (--init)",
+            "go on with the same optimizer, or start a new run from the weights (init=, --init)",
         )
 
 
@@ -97,7 +97,7 @@ def check_length(checkpoint: Checkpoint, epochs: int, steps: int | None) -> None
         raise UsageError(
             f"checkpoint {checkpoint.path} is of a loop of the user's own",
             "what kway's loop would go on with is not in it",
-            "go on with p.resume, or start a new run from its weights (--init)",
+            "go on with p.resume, or start a new run from its weights (init=, --init)",
         )
     begun = checkpoint.epoch + (run["course"] is not None)
     if (steps is not None and steps < checkpoint.step) or epochs < begun:
@@ -119,7 +119,7 @@ def check_within(checkpoint: Checkpoint, now: Mapping[str, Any] | None) -> None:
         raise RefusedError(
             f"checkpoint {checkpoint.path} holds bits within other conditions: {'; '.join(differ)}",
             "the run would not end with the bits of one that was never stopped",
-            "go on under the same conditions, or with --exactness math",
+            "go on under the same conditions, or with exactness='math' (--exactness math)",
         )
 
 

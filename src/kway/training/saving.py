@@ -63,7 +63,7 @@ def options_of(engine: Engine) -> list[dict[str, str]]:
 
 def to_go_on(folder: str) -> str:
     """Say what makes the run in ``folder`` go on: in one that nobody named, too."""
-    return f"go on with --resume --out {shlex.quote(folder)} (in Python: resume=True)"
+    return f"go on with --resume --out {shlex.quote(folder)} (in Python: resume=True, out={folder!r})"
 
 
 class Saver:
@@ -143,7 +143,7 @@ class Saver:
             return KwayError(
                 f"{lost}, which was removed or renamed while the run was at work",
                 "what it had saved went with the folder",
-                "if it was renamed, go on with --resume-from and its new name",
+                "if it was renamed, go on with resume= (--resume-from) and its new name",
             )
         then = "run it again" if self.last is None else to_go_on(self._spec.folder)
         return KwayError(f"{lost}: {error.strerror or error}", self.there, f"make room, and {then}")
