@@ -1,6 +1,6 @@
 import pytest
 
-from kway.units import bytes_text, seconds_text, ulps_text
+from kway.units import bytes_text, counted, seconds_text, ulps_text
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,10 @@ def test_seconds(seconds, text):
 )
 def test_ulps(ulps, text):
     assert ulps_text(ulps) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1600, "1,600 steps")]
+)
+def test_what_is_counted(count, text):
+    assert counted(count, "step") == text

@@ -12,6 +12,11 @@ _LONGEST = 10 * 365 * 86400
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
+def counted(count: int, thing: str) -> str:
+    """Write a number of things: ``1 step``, ``1,600 steps``."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def bytes_text(count: int | None) -> str:
     """Write a number of bytes in binary units: ``512 B``, ``1.5 KiB``, ``23.5 GiB``; ``?`` where unknown."""
     if count is None:

@@ -68,6 +68,7 @@ class Needs(torch.nn.Module):
 
 
 number = 3
+weights = torch.ones(3)
 """,
 }
 
@@ -109,6 +110,11 @@ def here(tmp_path, monkeypatch):
         ("mlp --devices cpu:2 --strategy single", "single"),
         ("mpl", "did you mean 'mlp'"),
         ("mlp --data mnist6k", "mnist6k"),
+        ("mlp --data ./nothere", "synthetic, or path/file.py:name"),
+        (
+            "mlp --loss own.py:weights",
+            "--loss own.py:weights is a Tensor: it is called with output and target",
+        ),
         ("mlp --optimizer sdg", "sdg"),
         ("mlp --loss crossentropy", "crossentropy"),
         ("mlp --precision fp8", "fp8"),

@@ -56,6 +56,19 @@ def test_one_device_runs_the_script_as_it_is(script, leftovers):
     assert done.stdout.startswith("['7'] None")
 
 
+def test_a_flag_of_kway_s_after_the_script_is_handed_on_with_a_warning(script, monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr("kway.launch.script.launch", lambda target, words, devices, **_: given.append(words))
+    for before in (["--devices", "cpu:2"], ["--devices", "cpu:2", "--stall-timeout", "9s"]):
+        assert main(["launch", *before, script, "--devices", "3", "--stall-timeout=2s", "--epochs", "3"]) == 0
+        said = capsys.readouterr().err.splitlines()
+        told = (
+            f"kway: warning: --stall-timeout after {script} is the script's own: kway's flags come before it"
+        )
+        assert [line for line in said if "script's own" in line] == [told] * (len(before) == 2)
+    assert given == [["--devices", "3", "--stall-timeout=2s", "--epochs", "3"]] * 2
+
+
 def test_logs_hold_what_ranks_print(script, tmp_path, leftovers):
     assert kway("--devices", "cpu:2", "--logs", str(tmp_path / "a" / "logs"), script, "0").returncode == 0
     assert (tmp_path / "a" / "logs" / "rank-1.log").read_text() == "['0'] 1 True\n"
@@ -67,6 +80,11 @@ def test_logs_hold_what_ranks_print(script, tmp_path, leftovers):
         ([], "SCRIPT is missing"),
         (["--devices", "cpu:2", "missing.py"], "no file missing.py"),
         (["--devices", "cpu:0", "SCRIPT"], "cpu:0"),
+        (
+            ["cpu:2", "own.py"],
+            "no script cpu:2: devices are named by a flag; kway launch --devices cpu:2 own.py",
+        ),
+        (["2", "-m", "tool", "a b"], "kway launch --devices 2 -m tool 'a b'"),
         (["--devices", "cpu:2", "--logs", "/proc/nowhere", "SCRIPT"], "/proc/nowhere"),
     ],
 )

@@ -151,6 +151,18 @@ def test_errors_become_messages_and_exit_codes(monkeypatch, capsys, error, code,
         assert captured.err.count("Traceback") == 1
 
 
+def test_what_is_noted_of_a_failed_rank_is_said_before_its_cause(monkeypatch, capsys):
+    def fail(args):
+        error = RankError(2, 1, "boom", "Traceback\n  line\n")
+        error.add_note("no data")
+        raise error
+
+    monkeypatch.setattr(devices, "run", fail)
+    assert main(["devices"]) == 1
+    said = ["Traceback", "  line", "kway: note: no data", "kway: error: rank 2 failed: boom"]
+    assert capsys.readouterr().err.splitlines() == said
+
+
 def test_the_commands_exit_code_is_passed_on(monkeypatch):
     monkeypatch.setattr(devices, "run", lambda args: 7)
     assert main(["devices"]) == 7

@@ -97,6 +97,17 @@ def test_a_loss_that_was_chosen_is_said_to_be_before_it_fails(here, capsys):
     assert "3 numbers a sample beside one; for classes" in said.err
 
 
+def test_a_model_that_fails_on_the_usual_data_is_told_that_no_data_was_named(here, capsys):
+    for words, noted in ((["--data", "line.py:narrow"], False), ([], True)):
+        (here / "line.py").write_text(FILE + "\n\ndef narrow():\n    return X[:, :0], X\n")
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+            main(["train", "line.py:Line", "--devices", "cpu:1", "--out", "run", *words])
+        assert ("(no --data was given)" in capsys.readouterr().out) is noted
+        notes = getattr(caught.value, "__notes__", [])
+        expected = ["no --data was given: line.py:Line was run on the images of 'synthetic'"]
+        assert notes == expected * noted
+
+
 def test_without_either(here, capsys):
     assert main([*LINE, "--epochs", "2", "--out", "run", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

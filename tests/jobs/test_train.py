@@ -129,7 +129,9 @@ def test_what_a_folder_holds(ranks, tmp_path, size):
     best = max(run.epochs, key=lambda row: row["accuracy"])
     assert record["best"]["value"] == best["accuracy"]
     before = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
-    with pytest.raises(kway.UsageError, match=r"already holds train\.json: .*; name another folder with out= \(--out\)"):
+    with pytest.raises(
+        kway.UsageError, match=r"already holds train\.json: .*; name another folder with out= \(--out\)"
+    ):
         train(ranks, job_of(), size, out=out)
     assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
 

@@ -116,6 +116,10 @@ def test_a_run_that_ends_by_its_steps_says_so() -> None:
     ("changes", "said"),
     [
         ({"stops_after": 400}, "10 epochs, 40 steps over 4,000 samples each"),
+        (
+            {"epochs": 1, "steps_per_epoch": 1, "samples": 1},
+            "1 epoch, 1 step over 1 sample each",
+        ),
         ({"stops_after": 399}, "stops after 399 steps, 40 steps over 4,000 samples an epoch"),
         (
             {"stops_after": 1, "steps_per_epoch": None, "samples": None},

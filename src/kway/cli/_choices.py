@@ -67,6 +67,12 @@ def optimizer_of(name: str, lr: float | None) -> tuple[Callable[..., Any], str]:
 
 def _called_if_class(what: str, name: str) -> Any:
     found = load_object(what, name)
+    if not callable(found):
+        raise UsageError(
+            f"{what} {name} is a {type(found).__name__}",
+            "it is called with output and target",
+            "name a function, a loss module or its class",
+        )
     if not isinstance(found, type):
         return found
     from kway.step.build import called

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -11,7 +13,7 @@ from typing import Any
 from kway.cli._choices import loss_of, optimizer_of
 from kway.cli._objects import OWN, is_reference, load_object
 from kway.data import sources
-from kway.errors import UsageError
+from kway.errors import KwayError, RankError, UsageError
 from kway.job import Job
 from kway.registry import unknown
 
@@ -57,6 +59,19 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
         f"batch      {_batch_text(job)} (global), {job.precision}, seed {job.seed}",
     ]
     return job, lines + [f"note       {text}" for text in [*notices, *_still(args)]]
+
+
+@contextmanager
+def says_that_data_is_usual(args: argparse.Namespace, lines: list[str]) -> Iterator[None]:
+    """Add a note to what the user's model raises on data that nobody named. ``lines``: what ``job_of`` said."""
+    try:
+        yield
+    except Exception as error:
+        of_user = not error.died if isinstance(error, RankError) else not isinstance(error, KwayError)
+        if of_user and args.data is None and is_reference(args.model) and not lines[0].startswith("job"):
+            usual = f"{args.model} was run on the images of {sources.DEFAULT_SOURCE!r}"
+            error.add_note(f"no --data was given: {usual}")
+        raise
 
 
 def _still(args: argparse.Namespace) -> list[str]:
@@ -115,8 +130,11 @@ def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list
     name = args.data or sources.DEFAULT_SOURCE
     if not is_reference(name):
         root = args.data_dir or (Path(os.environ["KWAY_DATA"]) if os.environ.get("KWAY_DATA") else None)
+        if name not in sources.names():
+            raise unknown("data set", name, sources.names(), OWN)
         source = sources.load(name, root, seed)
         text = f"{source.name}: {len(source.train)} to train on, {len(source.validation)} held out"
+        text += "" if args.data else " (no --data was given)"
         return source.train, source.validation, source, text, list(source.notices)
     found = load_object("--data", name)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):

@@ -51,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
 def on_what(job: "Job") -> str:
     """Say which samples are judged, and how many where that is known."""
     from kway.jobs.evaluating import judged
+    from kway.units import counted
 
     samples = judged(job).order.samples
-    count = "all" if samples is None else f"{samples:,}"
-    return f"on         {count} samples {'held out' if job.validation is not None else 'of the data'}"
+    count = "all samples" if samples is None else counted(samples, "sample")
+    return f"on         {count} {'held out' if job.validation is not None else 'of the data'}"
 
 
 def weights_file(path: Path) -> Path:

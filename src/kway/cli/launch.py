@@ -1,6 +1,8 @@
 """``kway launch``: a user's own script on k devices."""
 
 import argparse
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -42,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.units import duration
 
     stall_timeout = duration("--stall-timeout", args.stall_timeout)
+    _check_order(args)
     script.check(args.script, args.module)
     cluster = discover()
     devices = parse(args.devices, cluster)
@@ -62,6 +65,28 @@ def run(args: argparse.Namespace) -> int:
         stall_timeout=stall_timeout,
     )
     return 0
+
+
+def _check_order(args: argparse.Namespace) -> None:
+    """Raise ``UsageError`` for devices in the script's place; warn of flags that look like kway's, after the script."""
+    from kway.errors import UsageError
+
+    if re.fullmatch(r"auto|\d+|(cpu|cuda)(:[\d,]+)?", args.script) and not Path(args.script).exists():
+        rest = shlex.join(args.arguments) or "SCRIPT"
+        raise UsageError(
+            f"no script {args.script}",
+            "devices are named by a flag",
+            f"kway launch --devices {args.script} {rest}",
+        )
+    given = {"--devices": args.devices != "auto", "--logs": args.logs, "--stall-timeout": args.stall_timeout}
+    for word in args.arguments:
+        flag = word.partition("=")[0]
+        if flag in given and not given[flag]:
+            print(
+                f"kway: warning: {flag} after {args.script} is the script's own: kway's flags come before it",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _make_folder(folder: Path) -> None:

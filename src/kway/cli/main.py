@@ -137,4 +137,6 @@ def _report(error: KwayError) -> None:
         traceback = error.traceback.rstrip()
         print(traceback, file=sys.stderr)
         text = text.removeprefix(traceback).lstrip("\n")
+        for note in getattr(error, "__notes__", []):
+            print(f"kway: note: {note}", file=sys.stderr)
     print(f"kway: error: {text}", file=sys.stderr)

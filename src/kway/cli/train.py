@@ -110,13 +110,14 @@ def _check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; returns 0. Raises ``UsageError`` before anything starts, and what a failed run raises."""
-    from kway.cli._job import default_folder, job_of
+    from kway.cli._job import default_folder, job_of, says_that_data_is_usual
     from kway.errors import UsageError
     from kway.jobs.place import place
     from kway.jobs.training import train
     from kway.report.progress import Progress
     from kway.step.kinds import DEFAULT_KIND
     from kway.training.spec import positive
+    from kway.units import counted
 
     _check(args)
     fixed: dict[str, object] = {}
@@ -153,29 +154,30 @@ def run(args: argparse.Namespace) -> int:
         progress({"event": event, **record})
 
     try:
-        result = train(
-            job,
-            devices=args.devices,
-            strategy=args.strategy,
-            exactness=args.exactness,
-            shards=args.shards,
-            step_kind=args.step_kind,
-            epochs=args.epochs,
-            steps=args.steps,
-            out=folder,
-            callbacks=[show],
-            validate_every=args.validate_every,
-            log_every=args.log_every,
-            save_best=args.save_best,
-            early_stop=args.early_stop,
-            patience=3 if args.patience is None else args.patience,
-            checkpoint_every=args.checkpoint_every,
-            keep=args.keep,
-            resume=args.resume_from or args.resume,
-            max_restarts=args.max_restarts,
-            min_devices=args.min_devices,
-            stall_timeout=args.stall_timeout,
-        )
+        with says_that_data_is_usual(args, lines):
+            result = train(
+                job,
+                devices=args.devices,
+                strategy=args.strategy,
+                exactness=args.exactness,
+                shards=args.shards,
+                step_kind=args.step_kind,
+                epochs=args.epochs,
+                steps=args.steps,
+                out=folder,
+                callbacks=[show],
+                validate_every=args.validate_every,
+                log_every=args.log_every,
+                save_best=args.save_best,
+                early_stop=args.early_stop,
+                patience=3 if args.patience is None else args.patience,
+                checkpoint_every=args.checkpoint_every,
+                keep=args.keep,
+                resume=args.resume_from or args.resume,
+                max_restarts=args.max_restarts,
+                min_devices=args.min_devices,
+                stall_timeout=args.stall_timeout,
+            )
     finally:
         progress.close()
     saved = result.record.checkpoints
@@ -187,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"note       {text}")
     step = result.record.measured_step_s
     timing = f"{step * 1e3:.2f} ms a step" if step is not None else "too few steps to time one"
-    print(f"\n{result.record.steps} steps, {timing}; weights {result.record.weights_sha256[:16]}")
+    print(f"\n{counted(result.record.steps, 'step')}, {timing}; weights {result.record.weights_sha256[:16]}")
     print(f"wrote      {folder}/: {', '.join(name for name in WRITTEN if (folder / name).exists())}")
     if lost:
         print("kway: error: no checkpoint could be saved (see the notes)", file=sys.stderr)

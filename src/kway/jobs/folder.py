@@ -58,7 +58,9 @@ def _made(folder: Path, alone: bool) -> tuple[list[Path], Hold | None]:
     except OSError as error:
         _remove_empty(missing)
         raise UsageError(
-            f"out folder {folder} cannot be written: {_reason(folder, error)}", "", "name another with out= (--out)"
+            f"out folder {folder} cannot be written: {_reason(folder, error)}",
+            "",
+            "name another with out= (--out)",
         ) from None
 
 

@@ -24,6 +24,7 @@ from kway.step.kinds import DEFAULT_KIND, check_kind
 from kway.step.seeds import preserved
 from kway.strategies.layout import SINGLE, check_level, fit, named_sizes, title
 from kway.strategies.levels import DEFAULT_SHARDS
+from kway.units import counted
 from kway.world import StopRequest, World
 
 Emit = Callable[[Any], None]
@@ -244,8 +245,8 @@ def _joined(devices: Any, cluster: Cluster) -> World | None:
         if len(asked) != world.size and world.local_size == world.size:
             raise UsageError(
                 f"devices={devices!r} inside {world.size} ranks that are already there",
-                f"it names {len(asked)} device{'s' if len(asked) > 1 else ''}",
-                f"use devices='auto', or start {len(asked)} ranks",
+                f"it names {counted(len(asked), 'device')}",
+                f"use devices='auto', or start {counted(len(asked), 'rank')}",
             )
     if kind == "cuda":
         world = replace(world, threads=min(world.threads, MOST_BESIDE_A_GPU))

@@ -37,7 +37,7 @@ from kway.training.saving import FOLDER
 from kway.training.spec import TrainSpec, interval, saving_interval
 from kway.training.subject import subject_of
 from kway.training.validation import BEST, known_figure
-from kway.units import duration
+from kway.units import counted, duration
 from kway.world import StopRequest
 
 Callback = Callable[[str, dict[str, Any]], None]
@@ -64,10 +64,8 @@ class Run:
     def __repr__(self) -> str:
         """Say how far the run came and its last figures; all of it is in ``record``."""
         record = self.record
-        count = "1 device" if record.devices == 1 else f"{record.devices} devices"
-        return (
-            f"Run({record.model}: {record.strategy} on {count}, {record.steps} steps; {last_figures(record)})"
-        )
+        size = f"{counted(record.devices, 'device')}, {counted(record.steps, 'step')}"
+        return f"Run({record.model}: {record.strategy} on {size}; {last_figures(record)})"
 
 
 @dataclass

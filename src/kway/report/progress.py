@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from kway.report import lines
+from kway.units import counted
 
 # Redrawing more often than the eye follows only costs time on slow terminals.
 REDRAW_S = 0.1
@@ -99,20 +100,22 @@ class Progress:
         self._length = self._epochs
         devices, last = event.get("devices"), event.get("stops_after")
         steps: Any = event.get("steps_per_epoch")
-        epoch = f"{steps:,} steps over {self._samples:,} samples" if self._samples and steps else ""
+        epoch = (
+            f"{counted(steps, 'step')} over {counted(self._samples, 'sample')}"
+            if self._samples and steps
+            else ""
+        )
         if last is not None and not (epoch and self._epochs and last >= steps * self._epochs):
-            parts = [f"stops after {last:,} step{'s' * (last != 1)}"]
+            parts = [f"stops after {counted(last, 'step')}"]
             if epoch:
                 self._length, self._epochs, self._cut = last / steps, math.ceil(last / steps), steps
                 parts.append(f"{epoch} an epoch")
             elif self._epochs:
-                parts.append(f"{self._epochs} epochs at most")
+                parts.append(f"{counted(self._epochs, 'epoch')} at most")
         else:
-            parts = [f"{self._epochs} epochs" if self._epochs else "", f"{epoch} each" if epoch else ""]
+            parts = [counted(self._epochs, "epoch") if self._epochs else "", f"{epoch} each" if epoch else ""]
         if devices:
-            parts.append(
-                f"{event.get('strategy', '')} on {devices} device{'' if devices == 1 else 's'}".strip()
-            )
+            parts.append(f"{event.get('strategy', '')} on {counted(devices, 'device')}".strip())
         self._print(", ".join(part for part in parts if part))
 
     def _step(self, event: Mapping[str, Any]) -> None:

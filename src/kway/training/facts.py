@@ -13,6 +13,7 @@ from kway.data.parts import Parts
 from kway.errors import RefusedError, UsageError
 from kway.job import Job, clip_rule
 from kway.records import Plan
+from kway.units import counted
 
 
 def facts_of(job: Job, parts: Parts, plan: Plan, model: nn.Module) -> dict[str, Any]:
@@ -101,7 +102,9 @@ def check_length(checkpoint: Checkpoint, epochs: int, steps: int | None) -> None
         )
     begun = checkpoint.epoch + (run["course"] is not None)
     if (steps is not None and steps < checkpoint.step) or epochs < begun:
-        asked = f"{epochs} epochs" if steps is None else f"{epochs} epochs and {steps} steps at most"
+        asked = counted(epochs, "epoch")
+        if steps is not None:
+            asked += f" and {counted(steps, 'step')} at most"
         raise UsageError(
             f"checkpoint {checkpoint.path} is at step {checkpoint.step}, in epoch {begun}",
             f"the run is to take {asked}",
@@ -142,7 +145,7 @@ def other_masks(checkpoint: Checkpoint, plan: Plan) -> list[str]:
     before = checkpoint.part("plan")["devices"]
     if plan.exactness == "bits" or plan.devices == before:
         return []
-    devices = f"{plan.devices} device{'' if plan.devices == 1 else 's'}"
+    devices = counted(plan.devices, "device")
     return [
         f"random numbers of the model (dropout) follow seed, step and rank: on {devices} instead of {before} "
         "other masks are drawn"
