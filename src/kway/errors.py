@@ -49,7 +49,7 @@ class NonFiniteError(KwayError):
 
 
 class MispairedError(KwayError):
-    """In one step ranks took other batches or called other collectives than each other: numbers went to wrong places."""
+    """In one step ranks took other batches or called other collectives than each other: numbers went astray."""
 
 
 class StoppedError(KwayError):
