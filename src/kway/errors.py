@@ -12,6 +12,14 @@
 """
 
 
+def text_of(error: BaseException) -> str:
+    """Return the message of any exception, in Python's own words where its ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"
+
+
 class KwayError(Exception):
     """Base of all errors of kway.
 

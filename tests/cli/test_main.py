@@ -134,6 +134,10 @@ def test_help_of_one_command(capsys):
         (RankError(1, 137, "killed"), 137, "kway: error: rank 1 failed: killed"),
         (RankError(2, 1, "boom", "Traceback\n  line\n"), 1, "kway: error: rank 2 failed: boom"),
         (KeyboardInterrupt(), 130, "kway: interrupted"),
+        # Only code of the user's own leaves so: 0 would pass for success.
+        (SystemExit(0), 1, "kway: error: left with exit code 0 before the work was done"),
+        (SystemExit(4), 4, "kway: error: left with exit code 4 before the work was done"),
+        (SystemExit("no data"), 1, "kway: error: left saying 'no data' before the work was done"),
     ],
 )
 def test_errors_become_messages_and_exit_codes(monkeypatch, capsys, error, code, last):

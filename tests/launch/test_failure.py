@@ -75,3 +75,11 @@ def test_chained_causes_are_kept():
     outer = ValueError("outer")
     outer.__cause__ = KeyError("inner")
     assert "KeyError: 'inner'" in raised(outer).traceback
+
+
+def test_an_exception_without_words_is_told_by_its_class():
+    class Bad(Exception):
+        def __str__(self):
+            raise ValueError("no words")
+
+    assert to_error(raised(Bad())).headline.endswith("Bad: <exception str() failed>")

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import kway
+from kway.launch.interrupt import EndedBySignal
 from kway.step.build import build, make_optimizer, make_schedule
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -109,6 +110,21 @@ def test_an_argument_that_is_missing_inside_of_the_user_s_code_shows_its_line():
 
 def inner():
     return Needy()
+
+
+def test_a_factory_that_exits_or_has_no_words_is_an_error_as_any_other():
+    class Bad(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def leaves(error):
+        raise error
+
+    for error, said in ((SystemExit(0), "SystemExit: 0"), (Bad(), "Bad: <exception str.. failed>")):
+        with pytest.raises(kway.UsageError, match=f"raised {said}"):
+            build(job_of(partial(leaves, error)))
+    with pytest.raises(EndedBySignal):  # a signal that arrives meanwhile is no fault of the factory
+        build(job_of(partial(leaves, EndedBySignal(15))))
 
 
 @pytest.mark.parametrize(

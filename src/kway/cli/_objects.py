@@ -10,8 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kway.errors import UsageError
+from kway.errors import UsageError, text_of
 from kway.job import Job
+from kway.launch.interrupt import EndedBySignal
 
 OWN = "path/file.py:name"
 
@@ -82,7 +83,7 @@ def _from_file(what: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt | EndedBySignal):
             raise
         raise _failed(what, str(path), error) from error
     return module
@@ -98,7 +99,7 @@ def _from_package(what: str, place: str) -> ModuleType:
                 f"{what}: no module {error.name!r}", "", "check the name, or give path/file.py"
             ) from None
         raise _failed(what, place, error) from error
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EndedBySignal):
         raise
     except BaseException as error:
         # A module that exits would end the command with its own code, in silence.
@@ -107,5 +108,5 @@ def _from_package(what: str, place: str) -> ModuleType:
 
 def _failed(what: str, place: str, error: BaseException) -> UsageError:
     return UsageError(
-        f"{traceback.format_exc()}\n{what}: importing {place} raised {type(error).__name__}: {error}",
+        f"{traceback.format_exc()}\n{what}: importing {place} raised {type(error).__name__}: {text_of(error)}",
     )

@@ -72,11 +72,21 @@ def _run(words: list[str], screen: Screen) -> int:
     except EndedBySignal as ending:
         _say_end(f"ended by {ending.name}", ending)
         return 128 + ending.number
+    except SystemExit as leaving:
+        return _left(leaving)
     except BrokenPipeError:
         discard(sys.stdout)
         return BROKEN_PIPE
     # A run has written its record; an answer that is only printed is lost with the output.
     return code or int(screen.lost and prints_result)
+
+
+def _left(leaving: SystemExit) -> int:
+    """Say that the user's code left in this process before the command was through, and return the exit code."""
+    code = leaving.code or 0
+    what = f"with exit code {code}" if isinstance(code, int) else f"saying {code!r}"
+    print(f"kway: error: left {what} before the work was done", file=sys.stderr)
+    return (code & 0xFF if isinstance(code, int) else 0) or 1
 
 
 def _say_end(what: str, ending: BaseException) -> None:

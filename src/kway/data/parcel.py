@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from kway.by_value import Pickler
+from kway.errors import text_of
 
 
 class Reader(Protocol):
@@ -93,7 +94,7 @@ class Failure:
     def __init__(self, error: Exception, where: str) -> None:
         self.where = where
         self.note = f"in {where}:\n{traceback.format_exc()}"
-        self.text = f"{type(error).__name__}: {error}"
+        self.text = f"{type(error).__name__}: {text_of(error)}"
         try:
             self.content = cloudpickle.dumps(error)
             pickle.loads(self.content)

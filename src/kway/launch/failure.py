@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kway.errors import KwayError, RankError
+from kway.errors import KwayError, RankError, text_of
 from kway.worker_deaths import death, shared_memory, too_little_shared_memory
 
 # What the survivors of a dead peer report: true, but never the cause.
@@ -85,7 +85,7 @@ def of_exception(rank: int, error: BaseException) -> Failure:
 
 def _is_loss(error: BaseException) -> bool:
     """Whether torch raised this for a lost device or peer. Words alone say nothing: anybody may use them."""
-    kind, text = type(error), str(error)
+    kind, text = type(error), text_of(error)
     if kind.__module__.partition(".")[0] == "torch":
         # A kernel's assertion speaks of the numbers that it was given.
         lost = kind.__name__ in (*_CONSEQUENCE_TYPES, "AcceleratorError")
@@ -95,7 +95,7 @@ def _is_loss(error: BaseException) -> bool:
 
 def _of_loader(rank: int, error: BaseException) -> str:
     """Add to torch's words on a ``DataLoader`` of the user's own which worker it was, and what helps."""
-    text = str(error)
+    text = text_of(error)
     if text.startswith("DataLoader worker"):
         for frame, _ in traceback.walk_tb(error.__traceback__):
             workers = getattr(frame.f_locals.get("self"), "_workers", None)

@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from kway.errors import UsageError
+from kway.errors import UsageError, text_of
 from kway.job import Job
+from kway.launch.interrupt import EndedBySignal
 from kway.step.seeds import preserved_everywhere
 from kway.step.storage import read_tensors
 
@@ -49,10 +50,10 @@ def called(what: str, function: Any, *args: Any, do: str = "") -> Any:
     """
     try:
         return function(*args)
-    except UsageError:
+    except (UsageError, EndedBySignal):
         raise
-    except Exception as error:
-        got = f"{what} raised {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # one that exits would end the command with its own code, in silence
+        got = f"{what} raised {type(error).__name__}: {text_of(error)}"
         # The first frame is the one above, which says nothing to the user.
         inside = error.__traceback__.tb_next if error.__traceback__ is not None else None
         if inside is None:
