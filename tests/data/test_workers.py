@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from kway.data.loader import Loader
+from kway.data.parcel import Failure
 from kway.data.parts import take_apart
 from kway.errors import KwayError, UsageError
 
@@ -362,3 +363,14 @@ def test_ranks_with_workers_draw_streams_that_differ_and_repeat(ranks):
         ]
         assert len(draws) == 26
         assert len(set(draws)) == 26
+
+
+def test_an_exception_without_words_comes_back_as_any_other():
+    class WordlessError(Exception):
+        def __str__(self):
+            raise ValueError
+
+        def __reduce__(self):
+            raise TypeError
+
+    assert str(Failure(WordlessError(), "loader worker 0").error()) == "WordlessError: <exception str() failed>"

@@ -78,8 +78,8 @@ def test_chained_causes_are_kept():
 
 
 def test_an_exception_without_words_is_told_by_its_class():
-    class Bad(Exception):
+    class WordlessError(Exception):
         def __str__(self):
             raise ValueError("no words")
 
-    assert to_error(raised(Bad())).headline.endswith("Bad: <exception str() failed>")
+    assert to_error(raised(WordlessError())).headline.endswith("WordlessError: <exception str() failed>")

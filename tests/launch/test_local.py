@@ -1,7 +1,9 @@
 import os
 import sys
+import tempfile
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,6 +121,22 @@ def test_modules_beside_the_script_are_found(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     assert run(beside.f, ["cpu", "cpu"], group=False) == [0, 1]
+
+
+def test_temporary_files_of_multiprocessing_go_with_ranks_that_are_killed():
+    def makes(context):
+        from multiprocessing.connection import Listener
+
+        makes.kept = Listener(family="AF_UNIX")
+        return makes.kept.address
+
+    ranks = Ranks(["cpu"], group=False)
+    (address,) = ranks.run(makes)
+    assert Path(address).is_socket()
+    # No longer than where it would be by itself.
+    assert len(address) <= len(f"{tempfile.gettempdir()}/pymp-12345678/listener-12345678")
+    ranks.close(kill=True)
+    assert not Path(address).parent.exists()
 
 
 def test_without_a_group_torch_stays_out():

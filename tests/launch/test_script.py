@@ -150,6 +150,14 @@ def test_a_failure_of_its_own_is_not_blamed_on_who_left_early(script):
     assert caught.value.rank == 0
 
 
+def test_temporary_files_of_multiprocessing_go_with_the_script(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    path = script("from multiprocessing.util import get_temp_dir\nget_temp_dir()\nos._exit(3)")
+    with pytest.raises(RankError, match="exit code 3"):
+        launch(path, [], ["cpu"] * 2, echo=False)
+    assert [*tmp_path.iterdir()] == [tmp_path / "script.py"]
+
+
 def test_one_device_is_no_rank(script, tmp_path):
     launch(script("print(rank, os.environ.get('MASTER_PORT'))"), [], ["cpu"], logs=tmp_path, echo=False)
     assert (tmp_path / "rank-0.log").read_text() == "-1 None\n"

@@ -17,6 +17,7 @@ from kway.launch import stacks
 from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
 from kway.launch.status import BOARD, announce
+from kway.launch.temporary import kept_in
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def main(control: int) -> None:
     folder = Path(script.folder)
     announce(folder / BOARD, script.rank, script.watched)
     stacks.answer_in(folder, script.rank)
+    kept_in(folder)
     sys.path.remove(script.sources)
     try:
         _run(script)

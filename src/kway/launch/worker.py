@@ -22,6 +22,7 @@ from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
 from kway.launch.payload import load
 from kway.launch.status import BOARD, Status, announce, here
+from kway.launch.temporary import kept_in
 from kway.world import StopRequest, World
 
 _FOR_EVER = timedelta(days=365)
@@ -181,6 +182,7 @@ def main(control: int) -> None:
     folder = Path(setup.folder)
     announce(folder / BOARD, setup.rank, watched=False)
     stacks.answer_in(folder, setup.rank)
+    kept_in(folder)
     try:
         group = _Group(setup) if setup.group else None
         for name in setup.preload:
