@@ -373,4 +373,6 @@ def test_an_exception_without_words_comes_back_as_any_other():
         def __reduce__(self):
             raise TypeError
 
-    assert str(Failure(WordlessError(), "loader worker 0").error()) == "WordlessError: <exception str() failed>"
+    assert (
+        str(Failure(WordlessError(), "loader worker 0").error()) == "WordlessError: <exception str() failed>"
+    )

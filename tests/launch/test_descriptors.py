@@ -1,10 +1,14 @@
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
+from kway.errors import UsageError
 from kway.launch.descriptors import open_missing
+from kway.launch.local import Ranks
 
 LAUNCHED = """
 import os, sys
@@ -48,3 +52,19 @@ def test_ranks_meet_though_their_parent_has_no_standard_input(tmp_path, leftover
     code = LAUNCHED.replace("CLOSED", "[0, 1]")
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "done")], check=True, timeout=80)
     assert (tmp_path / "done").read_text() == "done"
+
+
+def test_too_few_files_for_ranks_are_an_error_that_says_how_many_are_needed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ranks = Ranks(["cpu"] * 2, group=False)
+    with os.fdopen(os.dup(0), "rb") as next_one:
+        # Enough to make the folder and the guard, too few for two ranks.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_one.fileno() + 9, usual[1]))
+        try:
+            with pytest.raises(UsageError, match=r"2 ranks where .* about 46 are needed; .*ulimit -n 1024"):
+                ranks.run(lambda context: None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert [*tmp_path.iterdir()] == []

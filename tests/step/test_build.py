@@ -120,7 +120,10 @@ def test_a_factory_that_exits_or_has_no_words_is_an_error_as_any_other():
     def leaves(error):
         raise error
 
-    for error, said in ((SystemExit(0), "SystemExit: 0"), (WordlessError(), "WordlessError: <exception str.. failed>")):
+    for error, said in (
+        (SystemExit(0), "SystemExit: 0"),
+        (WordlessError(), "WordlessError: <exception str.. failed>"),
+    ):
         with pytest.raises(kway.UsageError, match=f"raised {said}"):
             build(job_of(partial(leaves, error)))
     with pytest.raises(EndedBySignal):  # a signal that arrives meanwhile is no fault of the factory

@@ -1,6 +1,15 @@
-"""Standard input, output and error of this process, open whatever started it."""
+"""File descriptors of this process: standard input, output and error, and how many it may have."""
 
+import contextlib
+import errno
 import os
+import resource
+from collections.abc import Iterator
+
+from kway.errors import UsageError
+
+# What a process with torch has open besides three a rank, and what starting takes for a moment.
+_BESIDE = 40
 
 
 def open_missing() -> None:
@@ -18,3 +27,20 @@ def open_missing() -> None:
             spare = os.dup(opened) if opened == number else opened
             os.dup2(spare, number)
             os.close(spare)
+
+
+@contextlib.contextmanager
+def enough(ranks: int) -> Iterator[None]:
+    """Raise ``UsageError`` where this process may not open as many files as the start of ``ranks`` takes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _BESIDE + 3 * ranks
+        raise UsageError(
+            f"{ranks} rank{'' if ranks == 1 else 's'} where this process may have {limit} files open",
+            f"about {wanted} are needed",
+            f"allow more: ulimit -n {max(1024, 2 * wanted)}",
+        ) from None

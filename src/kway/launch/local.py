@@ -13,7 +13,7 @@ from kway.errors import KwayError, UsageError
 from kway.launch import address, failure
 from kway.launch.blame import dump_call
 from kway.launch.crew import Crew
-from kway.launch.descriptors import open_missing
+from kway.launch.descriptors import enough, open_missing
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.payload import load
@@ -106,7 +106,8 @@ class Ranks:
         call = dump_call(function, arguments, self._own_folder())
         try:
             with signals_raise():
-                crew = self._crew or self._start()
+                with enough(self.size):
+                    crew = self._crew or self._start()
                 self._tasks += 1
                 watch = self._watch(crew, size, stall_timeout)
                 for rank in range(size):

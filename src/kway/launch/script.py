@@ -12,7 +12,7 @@ from pathlib import Path
 from kway.errors import UsageError
 from kway.launch import address, failure
 from kway.launch.crew import Crew
-from kway.launch.descriptors import open_missing
+from kway.launch.descriptors import enough, open_missing
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.process import SOURCES
@@ -51,13 +51,14 @@ def launch(
     with signals_raise(), address.reserved_port() as port, _folder() as folder:
         board = Board(folder / BOARD, size)
         own = [address.rank_variables(rank, size, port) if size > 1 else {} for rank in range(size)]
-        crew = Crew(
-            "kway.launch.script_rank",
-            [shared | variables for variables in own],
-            echo=to_parent(size) if echo is True else echo or None,
-            logs=logs,
-            folders=[folder],
-        )
+        with enough(size):
+            crew = Crew(
+                "kway.launch.script_rank",
+                [shared | variables for variables in own],
+                echo=to_parent(size) if echo is True else echo or None,
+                logs=logs,
+                folders=[folder],
+            )
         watch = StallWatch(board, crew.pids, folder, stall_timeout)
         with _ended(crew) as fail:
             for rank in range(size):
