@@ -157,6 +157,7 @@ def here(tmp_path, monkeypatch):
         ("mlp --data fashion-mnist --data-dir nowhere", "nowhere"),
         ("mlp --out taken", "train.json"),
         ("mlp --out a-file", "a-file"),
+        ("mlp --out a\0b", r"out='a\x00b'"),
         ("mlp --out a-file/below", "a-file"),
         ("mlp --init nothing.safetensors", "nothing.safetensors"),
         ("mlp --clip-norm 1 --clip-value 1", "--clip-norm"),
@@ -172,7 +173,8 @@ def here(tmp_path, monkeypatch):
 )
 def test_train_refuses(here, capsys, line, named):
     before = sorted(path for path in here.rglob("*") if "__pycache__" not in str(path))
-    assert main(["train", *line.split()]) == 2
+    # Split at spaces only: a name may hold anything else.
+    assert main(["train", *line.split(" ")]) == 2
     said = capsys.readouterr()
     assert named in said.err
     assert said.out == ""

@@ -232,6 +232,11 @@ def broken():
         ({}, {"data": torch.zeros(0, 3)}, "empty"),
         ({}, {"init": "missing.safetensors"}, r"missing\.safetensors"),
         ({}, {"loss": Learned()}, "trainable parameters"),
+        ({"callbacks": 3}, {}, "callbacks is a int"),
+        ({"callbacks": [None]}, {}, r"callbacks\[0\] is a NoneType"),
+        ({"strategy": None}, {}, "unknown strategy 'None'"),
+        ({"save_best": 3}, {}, "unknown validation figure '3'"),
+        ({"resume": "a\0b"}, {}, r"resume='a\\x00b': no path holds a null"),
     ],
 )
 def test_bad_input_is_one_error_before_anything_is_written(ranks, tmp_path, size, options, job, said):
@@ -240,6 +245,24 @@ def test_bad_input_is_one_error_before_anything_is_written(ranks, tmp_path, size
     with pytest.raises(kway.UsageError, match=said):
         train(ranks, job_of(**job), size, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("act", [kway.train, kway.prove])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"out": "a\0b"}, r"out='a\\x00b': no path holds a null"),
+        ({"out": 3}, "out=3: it must be a path"),
+        ({"out": b"zz"}, "out=b'zz': it must be a path"),
+        ({"strategy": 3}, "unknown strategy '3'"),
+        ({"ranks": 3}, "ranks is a int"),
+        ({"job": 3}, "a int in place of a job"),
+        ({"job": net}, "a function in place of a job"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(act, options, said):
+    with pytest.raises(kway.UsageError, match=said):
+        act(**{"job": job_of(), "devices": "cpu:2", **options})
 
 
 def test_devices_and_strategy_must_agree():

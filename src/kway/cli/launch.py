@@ -95,5 +95,7 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "rank-0.log").open("ab").close()
-    except OSError as error:
-        raise UsageError(f"cannot write into {folder}", error.strerror or str(error)) from None
+    except (OSError, ValueError) as error:  # a name that no folder can have is the latter
+        raise UsageError(
+            f"cannot write into {folder}", getattr(error, "strerror", None) or str(error)
+        ) from None

@@ -12,6 +12,7 @@ from torch import nn
 from kway.data.parts import Parts, take_apart
 from kway.errors import UsageError
 from kway.job import Job
+from kway.jobs.arguments import check_job
 from kway.jobs.place import place
 from kway.step.build import build, check_names, load_weights
 from kway.step.precision import cast, precision_of
@@ -79,6 +80,7 @@ def judged(job: Job, data: Any = None, batch_size: int | None = None) -> Parts:
 
     Raises ``UsageError`` and ``DataError`` for data that cannot be judged.
     """
+    check_job(job)
     given = data if data is not None else job.validation if job.validation is not None else job.data
     return take_apart(
         given,

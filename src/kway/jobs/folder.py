@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kway.checkpoints.hold import Hold
 from kway.errors import UsageError
+from kway.jobs.arguments import check_path
 
 
 @contextmanager
@@ -25,6 +26,7 @@ def claimed(
         with tempfile.TemporaryDirectory(prefix="kway-") as name:
             yield Path(name)
         return
+    check_path("out", out)
     folder = Path(out)
     made, hold = _made(folder, alone)
     try:

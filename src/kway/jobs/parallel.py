@@ -19,6 +19,7 @@ from kway.data.loader import Share
 from kway.data.streams import StreamOrder
 from kway.errors import NonFiniteError, UsageError
 from kway.job import Job
+from kway.jobs.arguments import check_job
 from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
 from kway.launch.own_watch import watching
@@ -54,6 +55,7 @@ def parallel(
     ``stall_timeout`` ends ranks of another launcher as ``kway.train`` does; ``kway launch`` has a flag for its own.
     Raises ``UsageError`` where ``devices`` asks for several devices outside of such ranks.
     """
+    check_job(job)
     stall = duration("stall_timeout", stall_timeout)
     where = place(devices, strategy, exactness, shards, stall is not None, step_kind)
     if where.starts_ranks:

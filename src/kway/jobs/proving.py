@@ -17,6 +17,7 @@ from kway.devices.select import parse_list
 from kway.devices.topology import discover
 from kway.errors import KwayError, RefusedError, UsageError
 from kway.job import Job
+from kway.jobs.arguments import check_job, check_path, check_ranks
 from kway.jobs.folder import claimed
 from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge
 from kway.jobs.place import Place, choose, rank_threads
@@ -75,6 +76,9 @@ def prove(
 
     Raises ``UsageError`` before anything starts.
     """
+    check_job(job)
+    check_path("out", out)
+    check_path("against", against)
     positive("steps", steps)
     if from_environment() is not None:
         raise UsageError("a proof inside ranks that are already there", "it starts its own", "run it outside")
@@ -90,6 +94,7 @@ def prove(
     other = _certificate(against, exactness)
     sets = parse_list(devices, cluster)
     kind = check_kind(step_kind, [device for chosen in sets for device in chosen])
+    check_ranks(ranks)
     steps = steps or (STEPS_RECORDED if kind.records else STEPS)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     whole, held_out = training_parts(job)
@@ -157,7 +162,8 @@ def prove(
 def _strategies(names: str, exactness: str, shards: int) -> list[str]:
     """Take the names of strategies apart. Raises ``UsageError`` for one that is none, and for such a level."""
     check_level({}, exactness, shards)
-    found = [text.strip() for text in names.split(",")]
+    # What is no text is refused by its own name.
+    found = [text.strip() for text in str(names).split(",")]
     for text in found:
         named_sizes(text)
     return found

@@ -9,6 +9,7 @@ from torch import nn
 from kway.checkpoints.manifest import MANIFEST
 from kway.checkpoints.reading import Checkpoint, newest, open_checkpoint
 from kway.errors import UsageError
+from kway.jobs.arguments import check_path
 from kway.step.build import check_names
 from kway.training.facts import check_facts, check_parts
 from kway.training.saving import FOLDER
@@ -22,6 +23,8 @@ def check_saving(out: Any, every: Any, keep: Any, resume: bool | Path | str) -> 
         )
     if not isinstance(resume, bool | str | Path) or resume == "":
         raise UsageError(f"resume={resume!r}", "it must be True, False or the path of a run or a checkpoint")
+    if not isinstance(resume, bool):
+        check_path("resume", resume)
     if keep is not None and every is None:
         raise UsageError(f"keep={keep} without checkpoint_every", "there is nothing to keep")
     if resume is True and out is None:

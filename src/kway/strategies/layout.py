@@ -31,6 +31,7 @@ def named_sizes(text: str) -> list[tuple[str, int | None]]:
 
     ``single`` reads as no pair. Raises ``UsageError`` for unknown names, a name given twice, or a bad size.
     """
+    text = str(text)  # what is no text is no strategy that is known
     if text.strip() == SINGLE:
         return []
     names = {alias: axis.name for axis in axes().values() for alias in (axis.name, *axis.aliases)}

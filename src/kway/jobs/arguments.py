@@ -1,0 +1,48 @@
+"""What kway's functions are called with from Python: of the right kind, or an error that says what would be."""
+
+import os
+from typing import Any
+
+from kway.errors import UsageError
+from kway.job import Job
+
+
+def check_job(job: Any) -> None:
+    """Raise ``UsageError`` for anything but a ``Job``."""
+    if not isinstance(job, Job):
+        raise UsageError(
+            f"a {type(job).__name__} in place of a job", "a kway.Job is needed", "put the model into one"
+        )
+
+
+def check_path(what: str, path: Any) -> None:
+    """Raise ``UsageError`` for what cannot name a file or folder; ``None`` names none."""
+    if path is None:
+        return
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"{what}={path!r}", "it must be a path")
+    if "\0" in str(path):
+        raise UsageError(f"{what}={str(path)!r}", "no path holds a null character")
+
+
+def check_ranks(ranks: Any) -> None:
+    """Raise ``UsageError`` for what cannot run a task; ``None`` is left to kway."""
+    if ranks is not None and not callable(getattr(ranks, "run", None)):
+        raise UsageError(
+            f"ranks is a {type(ranks).__name__}",
+            "it must be ranks that are already started",
+            "leave it out: devices= says how many are started",
+        )
+
+
+def functions_of(what: str, functions: Any) -> tuple[Any, ...]:
+    """Return functions as a tuple. Raises ``UsageError`` for what is no list of functions."""
+    if not hasattr(functions, "__iter__"):
+        raise UsageError(
+            f"{what} is a {type(functions).__name__}", "it must be a list of functions", f"use {what}=[...]"
+        )
+    found = tuple(functions)
+    for place, function in enumerate(found):
+        if not callable(function):
+            raise UsageError(f"{what}[{place}] is a {type(function).__name__}", "it must be a function")
+    return found
