@@ -34,7 +34,9 @@ class StopRequest:
     """Whether this process was asked to stop its work at the next good moment. ``by``: the signal's name, or ``""``.
 
     Set by a signal handler or another thread, read by the work. ``task``: the task of kept ranks that it is for.
+    ``direct``: whether the signal came to this process itself, and not to the one that started it.
     """
 
     by: str = ""
     task: int = 0
+    direct: bool = False

@@ -69,6 +69,7 @@ class Needs(torch.nn.Module):
 
 number = 3
 weights = torch.ones(3)
+nothing = None
 """,
 }
 
@@ -138,6 +139,9 @@ def here(tmp_path, monkeypatch):
         ("empty.py:Net", "no 'Net'"),
         ("missing.py:Net", "missing.py"),
         ("no.such.module:Net", "no module"),
+        (".:Net", "model '.:Net': path/file.py:name or package.module:name"),
+        ("..nets:Net", "model '..nets:Net': path/file.py:name or"),
+        ("own.py:nothing", "model 'own.py:nothing' is None: a module class, a function or a Job"),
         ("leaves.py:Net", "importing leaves.py raised SystemExit"),
         ("leaving:Net", "importing leaving raised SystemExit"),
         ("own.py:net --data own.py:dicts", "targets that are a dict, and no --loss"),
@@ -159,7 +163,8 @@ def here(tmp_path, monkeypatch):
         ("mlp --out a-file", "a-file"),
         ("mlp --out a\0b", r"out='a\x00b'"),
         ("mlp --out a-file/below", "a-file"),
-        ("mlp --init nothing.safetensors", "nothing.safetensors"),
+        ("mlp --init nothing.safetensors", "no such file or folder; name a run's folder"),
+        ("mlp --init taken", "--init taken: it holds no weights.safetensors"),
         ("mlp --clip-norm 1 --clip-value 1", "--clip-norm"),
         ("mlp --save-best mae", "mae"),
         ("mlp --validate-every never", "never"),

@@ -161,3 +161,11 @@ def test_a_run_without_out_that_is_stopped_says_what_makes_it_go_on(here, capsys
     assert main([*line, *shlex.split(told[1])]) == 0
     (folder,) = (here / "runs").iterdir()
     assert json.loads((folder / "train.json").read_text())["resumed_from_step"] < 4
+
+
+def test_a_run_begins_with_the_weights_of_the_folder_of_another(here):
+    assert main([*LINE, "--steps", "2", "--out", "first"]) == 0
+    assert main([*LINE, "--steps", "1", "--lr", "0", "--init", "first", "--out", "second"]) == 0
+    first, second = (load_file(here / name / "weights.safetensors") for name in ("first", "second"))
+    assert first.keys() == second.keys()
+    assert all((first[name] == second[name]).all() for name in first)

@@ -1,8 +1,10 @@
 """What is said, and which exit code is left, when a run is ended before its time."""
 
 import json
+import os
 import shutil
 import signal
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 
@@ -57,6 +59,18 @@ def at(event, act):
             act()
 
     return hear
+
+
+def test_a_signal_to_one_rank_is_named_with_it(ranks, tmp_path):
+    class Told(nn.Linear):
+        def forward(self, x):
+            if os.environ.get("RANK") == "1":
+                os.kill(os.getpid(), signal.SIGUSR1)
+            return super().forward(x)
+
+    told = replace(job(), model=lambda: Told(1, 1))
+    with pytest.raises(StoppedError, match="stopped by SIGUSR1 to rank 1 after step"):
+        kway.train(told, devices="cpu:2", ranks=ranks, out=tmp_path / "run")
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kway.errors import RankError, UsageError
-from kway.launch.script import launch
+from kway.launch.script import check, launch
 
 pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("leftovers")]
 
@@ -169,12 +169,28 @@ def test_standard_input_is_empty(script, capsys):
 
 
 @pytest.mark.parametrize(
-    ("target", "module"), [("missing.py", False), ("no_such_module.part", True), (".", False)]
+    ("target", "module"),
+    [
+        ("missing.py", False),
+        (".", False),
+        *((name, True) for name in ("no_such_module.part", "os.nope", "json.nope", "..x", "", "json.")),
+    ],
 )
 def test_what_is_not_there_is_refused_before_anything_starts(target, module, leftovers):
     with pytest.raises(UsageError, match=r"no (file|module)"):
         launch(target, [], ["cpu"] * 2, module=module)
     assert leftovers() == {}
+
+
+def test_modules_are_found_without_being_imported(tmp_path, monkeypatch):
+    for name in ("package/__init__.py", "package/inner/deep/module.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
+    for name in ("package", "package.inner.deep.module", "json.tool"):
+        check(name, True)
+    with pytest.raises(UsageError, match=r"no module 'package.other': "):
+        check("package.other.deep", True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -49,7 +49,13 @@ def test_a_kind_that_records_needs_a_cuda_device(name):
 @pytest.mark.parametrize("act", [kway.train, kway.prove])
 def test_a_recorded_step_on_cpus_is_refused_before_anything_starts(act, tmp_path):
     with pytest.raises(RefusedError, match="use eager or compiled"):
-        act(job(), devices="cpu:2", step_kind="graph", out=tmp_path / "run", ranks=object())
+        act(
+            job(),
+            devices="cpu:2",
+            step_kind="graph",
+            out=tmp_path / "run",
+            ranks=SimpleNamespace(run=pytest.fail),
+        )
     assert not (tmp_path / "run").exists()
 
 

@@ -3,7 +3,8 @@
 import torch
 
 from kway.step.core import Outcome
-from kway.training.requests import SAVE, STOP, Requests
+from kway.training.requests import SAVE, STOP, Requests, who_asked
+from kway.world import StopRequest
 
 ZERO = torch.zeros(())
 
@@ -24,3 +25,12 @@ def test_a_wish_of_any_rank_is_heard_with_its_step_on_a_cpu():
 def test_one_device_hears_itself_at_once():
     requests = Requests(torch.device("cpu"))
     assert requests.after(Outcome(ZERO, ZERO, ZERO), STOP) == STOP
+
+
+def test_who_stopped_a_run():
+    none, own, above = StopRequest(), StopRequest("SIGUSR1", direct=True), StopRequest("SIGTERM")
+    assert who_asked([none, own, none]) == "SIGUSR1 to rank 1"
+    assert who_asked([none, own, own]) == "SIGUSR1 to ranks 1, 2"
+    assert who_asked([own, own]) == who_asked([own]) == "SIGUSR1"
+    # Word from whoever started the ranks comes to some of them later.
+    assert who_asked([none, above, none]) == who_asked([own, above]) == "SIGTERM"

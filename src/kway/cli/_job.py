@@ -17,6 +17,8 @@ from kway.errors import KwayError, RankError, UsageError
 from kway.job import Job
 from kway.registry import unknown
 
+MODELS = "a module class, a function or a Job is needed"
+
 
 def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> tuple[Job, list[str]]:
     """Make the job that the flags describe, and the lines that say what was chosen.
@@ -27,6 +29,8 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
     named = load_object("model", args.model) if is_reference(args.model) else None
     if isinstance(named, Job):
         return _overridden(named, args, fixed)
+    if named is None and is_reference(args.model):
+        raise UsageError(f"model {args.model!r} is None", MODELS)
     seed = 0 if args.seed is None else args.seed
     if named is None and args.model not in _zoo_names():
         raise unknown("model", args.model, _zoo_names(), OWN)
@@ -154,9 +158,7 @@ def _model(text: str, named: Any, source: Any) -> tuple[Any, str]:
     if named is not None:
         title = text.rpartition(":")[2]
         if not callable(named):
-            raise UsageError(
-                f"model {text!r} is a {type(named).__name__}", "a module class, a function or a Job"
-            )
+            raise UsageError(f"model {text!r} is a {type(named).__name__}", MODELS)
         return named, title
     from kway import zoo
 
@@ -203,9 +205,10 @@ def _metrics(loss: Any) -> dict[str, Any]:
 
 
 def _existing(path: str | None) -> str | None:
-    if path is not None and not Path(path).is_file():
-        raise UsageError(f"--init {path}", "no such file", "name one, like runs/first/weights.safetensors")
-    return path
+    if path is None or Path(path).is_file() or (Path(path) / "weights.safetensors").is_file():
+        return path
+    lacks = "it holds no weights.safetensors" if Path(path).is_dir() else "no such file or folder"
+    raise UsageError(f"--init {path}", lacks, "name a run's folder, or a file like weights.safetensors")
 
 
 def default_folder(title: str) -> Path:

@@ -32,7 +32,8 @@ def load_object(what: str, text: str) -> Any:
     public names where the name is not there.
     """
     place, _, name = (text + ":" * (":" not in text)).rpartition(":")
-    if not place or not (name or place.endswith(".py")):
+    # An empty part of a package's name would be a relative import, and there is nothing that it is relative to.
+    if not place.endswith(".py") and not (name and all(place.split("."))):
         raise UsageError(f"{what} {text!r}", "path/file.py:name or package.module:name")
     module = _from_file(what, Path(place)) if place.endswith(".py") else _from_package(what, place)
     names = _names(what, module)

@@ -54,7 +54,9 @@ def training(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}, or path/file.py:name")
     parser.add_argument("--lr", type=float, metavar="X", help="learning rate")
-    parser.add_argument("--init", metavar="FILE", help="weights to start from (safetensors)")
+    parser.add_argument(
+        "--init", metavar="FILE", help="weights to start from: a safetensors file, or a run's folder"
+    )
 
 
 def placing(parser: argparse.ArgumentParser, several: bool = False) -> None:

@@ -15,6 +15,19 @@ def check_job(job: Any) -> None:
         )
 
 
+def check_given(job: Any, ranks: Any, **paths: Any) -> None:
+    """Raise ``UsageError`` for a job, ranks or ``paths`` (by the names of the arguments) that are none."""
+    check_job(job)
+    for name, path in paths.items():
+        check_path(name, path)
+    if ranks is not None and not callable(getattr(ranks, "run", None)):
+        raise UsageError(
+            f"ranks is a {type(ranks).__name__}",
+            "it must be ranks that are already started",
+            "leave it out: devices= says how many are started",
+        )
+
+
 def check_path(what: str, path: Any) -> None:
     """Raise ``UsageError`` for what cannot name a file or folder; ``None`` names none."""
     if path is None:
@@ -23,16 +36,6 @@ def check_path(what: str, path: Any) -> None:
         raise UsageError(f"{what}={path!r}", "it must be a path")
     if "\0" in str(path):
         raise UsageError(f"{what}={str(path)!r}", "no path holds a null character")
-
-
-def check_ranks(ranks: Any) -> None:
-    """Raise ``UsageError`` for what cannot run a task; ``None`` is left to kway."""
-    if ranks is not None and not callable(getattr(ranks, "run", None)):
-        raise UsageError(
-            f"ranks is a {type(ranks).__name__}",
-            "it must be ranks that are already started",
-            "leave it out: devices= says how many are started",
-        )
 
 
 def functions_of(what: str, functions: Any) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from kway.devices.select import parse_list
 from kway.devices.topology import discover
 from kway.errors import KwayError, RefusedError, UsageError
 from kway.job import Job
-from kway.jobs.arguments import check_job, check_path, check_ranks
+from kway.jobs.arguments import check_given
 from kway.jobs.folder import claimed
 from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge
 from kway.jobs.place import Place, choose, rank_threads
@@ -76,9 +76,7 @@ def prove(
 
     Raises ``UsageError`` before anything starts.
     """
-    check_job(job)
-    check_path("out", out)
-    check_path("against", against)
+    check_given(job, ranks, out=out, against=against)
     positive("steps", steps)
     if from_environment() is not None:
         raise UsageError("a proof inside ranks that are already there", "it starts its own", "run it outside")
@@ -86,15 +84,13 @@ def prove(
     if precision == "auto":
         precision = job.precision if exactness == "bits" else "fp64"
     job = replace(job, precision=precision or job.precision)
-    notices = []
+    notices = [] if own_optimizer else _notice_optimizer(function_name(job.optimizer))
     if not own_optimizer:
-        notices = _notice_optimizer(function_name(job.optimizer))
         job = replace(job, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
     strategies = _strategies(strategy, exactness, shards)
     other = _certificate(against, exactness)
     sets = parse_list(devices, cluster)
     kind = check_kind(step_kind, [device for chosen in sets for device in chosen])
-    check_ranks(ranks)
     steps = steps or (STEPS_RECORDED if kind.records else STEPS)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     whole, held_out = training_parts(job)

@@ -15,7 +15,7 @@ from torch import nn
 from kway.checkpoints.reading import Checkpoint
 from kway.errors import KwayError, UsageError
 from kway.job import Job
-from kway.jobs.arguments import check_job, check_path, check_ranks, functions_of
+from kway.jobs.arguments import check_given, functions_of
 from kway.jobs.folder import claimed, is_there
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.place import Place, on_main, place
@@ -146,8 +146,7 @@ def train(
     was asked to stop; ``RankError`` where a rank fails, ``StallError`` where one makes no progress; inside one
     device, what the user's code raises.
     """
-    check_job(job)
-    check_path("out", out)
+    check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
     where = place(devices, strategy, exactness, shards, stall is not None, step_kind)
     spec = TrainSpec(
@@ -167,8 +166,6 @@ def train(
         keep=keep,
     )
     check_saving(out, checkpoint_every, keep, resume)
-    check_ranks(ranks)
-    listeners = functions_of("callbacks", callbacks)
     restarts = Restarts(max_restarts, min_devices)
     restarts.check(where.plan.devices, where.joined is not None)
     parts, held = training_parts(job)
@@ -180,7 +177,7 @@ def train(
         check_length(checkpoint, epochs, steps)
 
     stop = StopRequest()
-    tell = _Listeners(listeners, stop)
+    tell = _Listeners(functions_of("callbacks", callbacks), stop)
 
     with ExitStack() as stack:
         # First: a run that is at work there may remove what would be found.

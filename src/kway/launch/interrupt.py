@@ -69,7 +69,8 @@ class _Take:
         if self._first is None:
             self._first = now
             # The wish may have come another way before, for the same reason.
-            self._stop.by = self._stop.by or signal.Signals(number).name
+            if not self._stop.by:
+                self._stop.by, self._stop.direct = signal.Signals(number).name, True
         elif self._ends and now - self._first >= _ONE_S:
             raise EndedBySignal(number)
 

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from kway.errors import UsageError
@@ -98,9 +98,42 @@ def check(target: str, module: bool) -> None:
         if not Path(target).is_file():
             raise UsageError(f"no file {target}", "kway launch runs a Python script, or -m MODULE")
         return
-    top = target.partition(".")[0]
-    if PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
-        raise UsageError(f"no module {top}", "kway launch -m takes a module that this Python can import")
+    missing = _missing(target)
+    if missing is not None:
+        raise UsageError(
+            f"no module {missing!r}", "kway launch -m takes a module that this Python can import"
+        )
+
+
+def _missing(target: str) -> str | None:
+    """Return the first part of a module's name that is not there; ``None`` where all are, or it cannot be known.
+
+    Nothing is imported: packages of the user's are only run in ranks.
+    """
+    parts = target.split(".")
+    if not all(parts):
+        return target
+    places: Sequence[str] | None = [str(Path.cwd()), *sys.path]
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        if places is None:  # what is in front of it is no package
+            return name
+        try:
+            spec = PathFinder.find_spec(name, list(places)) or _installed(
+                name, None if count == 1 else places
+            )
+        except KeyError:  # a folder without code inside another: Python wants to have imported that
+            return None
+        if spec is None:
+            return name
+        places = spec.submodule_search_locations
+    return None
+
+
+def _installed(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
+    """Ask all that finds modules in this Python: packages that are installed in place need not be on its path."""
+    found = (finder.find_spec(name, places, None) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
 
 
 @contextlib.contextmanager

@@ -172,7 +172,8 @@ def main(control: int) -> None:
 
     def take(message: Any) -> None:
         if isinstance(message, StopRequest):
-            stops.setdefault(message.task, StopRequest()).by = message.by
+            stop = stops.setdefault(message.task, StopRequest())
+            stop.by, stop.direct = message.by, False
         else:
             tasks.put(message)
 

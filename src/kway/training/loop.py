@@ -25,7 +25,7 @@ from kway.training.clock import StepClock
 from kway.training.facts import check_options, check_within, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
-from kway.training.requests import STOP, Requests
+from kway.training.requests import STOP, Requests, who_asked
 from kway.training.saving import Position, Saver
 from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
@@ -224,7 +224,8 @@ class Loop:
         if asked & STOP:
             # Nobody leaves before the checkpoint is there: one rank's end ends all.
             self.status.at("save")
-            raise self.engine.mesh.world.objects(self.saver.stop(self.stop.by or "another rank"))[0]
+            why = who_asked(self.engine.mesh.world.objects(self.stop))
+            raise self.engine.mesh.world.objects(self.saver.stop(why))[0]
 
     def _save(self, position: Position) -> None:
         """Start to save the run as it stands. A collective."""

@@ -6,10 +6,13 @@ device is not waited for.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 
+from kway.launch.stall import names
 from kway.step.core import Outcome
+from kway.world import StopRequest
 
 STOP, SAVE = 1, 2
 LAG = 8
@@ -55,6 +58,16 @@ class Requests:
         if found & SAVE:
             self._saved = self._steps
         return found
+
+
+def who_asked(stops: Sequence[StopRequest]) -> str:
+    """Name the signal that a run is stopped by, from what each rank heard, and the ranks where only they got it."""
+    heard = {rank: stop for rank, stop in enumerate(stops) if stop.by}
+    above = [stop.by for stop in heard.values() if not stop.direct]
+    by = (above or [stop.by for stop in heard.values()] or ["another rank"])[0]
+    if above or len(heard) == len(stops) or not heard:
+        return by
+    return f"{by} to {names([*heard])}"
 
 
 class _ReadBack:
