@@ -118,6 +118,23 @@ def test_a_rank_that_left_early_is_the_cause_if_others_needed_it(script):
     assert (caught.value.rank, caught.value.exit_code) == (1, 1)
 
 
+def test_a_rank_that_left_is_named_beside_one_that_went_on(script):
+    path = script(
+        "import kway, torch\n"
+        "data = torch.ones(8, 1), torch.ones(8, 1)\n"
+        "sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)\n"
+        "job = kway.Job(lambda: torch.nn.Linear(1, 1), torch.nn.MSELoss(), sgd, data, batch_size=4)\n"
+        "with kway.parallel(job) as p:\n"
+        "    for share in p.batches(0):\n"
+        "        p.step(share)\n"
+        "    if rank == 1:\n"
+        "        p.step(share)\n"
+    )
+    with pytest.raises(RankError, match=r"ended early: .*; rank 1 waited for it after step 2$") as caught:
+        launch(path, [], ["cpu"] * 2, threads=1, echo=False)
+    assert caught.value.rank == 0
+
+
 def test_a_rank_that_skips_the_end_of_the_script_has_failed_unless_all_do(script):
     with pytest.raises(RankError, match="ended early") as caught:
         launch(script("if rank == 1:\n    os._exit(0)\ntime.sleep(0.3)"), [], ["cpu"] * 2, echo=False)

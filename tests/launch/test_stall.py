@@ -23,7 +23,7 @@ from kway.launch.local import Ranks
 from kway.launch.own_watch import watching
 from kway.launch.script import launch
 from kway.launch.stacks import readable
-from kway.launch.stall import behind, check_together, described, is_late, left_out
+from kway.launch.stall import behind, check_together, described, is_late, left_out, waited_for
 from kway.launch.status import STEP, Report
 from kway.world import World
 
@@ -86,6 +86,13 @@ def test_ranks_that_wait_at_different_places_will_never_meet():
     check_together([saves, report(1, step=4, calls=8, waiting=True)], now=900.0)
     check_together([saves, report(1, step=4)], now=900.0)
     check_together([saves, report(1, phase="idle")], now=900.0)
+
+
+def test_who_waited_for_a_rank_that_left():
+    left, further = report(0, step=8, phase="idle"), report(1, step=8, calls=8, phase="idle")
+    assert waited_for(0, [left, further, report(2, step=8)]) == "rank 1 waited for it after step 8"
+    assert waited_for(0, [left, further, report(2, step=9)]) == "ranks 1, 2 waited for it in step 9"
+    assert waited_for(1, [left, further]) == ""
 
 
 def test_without_work_nobody_is_late():

@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -13,11 +14,12 @@ from kway.errors import UsageError
 from kway.launch import address, failure
 from kway.launch.crew import Crew
 from kway.launch.descriptors import enough, open_missing
+from kway.launch.failure import Failure
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.process import SOURCES
 from kway.launch.script_rank import Script
-from kway.launch.stall import StallWatch
+from kway.launch.stall import StallWatch, waited_for
 from kway.launch.status import BOARD, Board
 
 _LEAVE_S = 3.0
@@ -74,7 +76,7 @@ def launch(
                         stall_timeout is not None,
                     ),
                 )
-            _wait(crew, fail, watch)
+            _wait(crew, fail, watch, board)
 
 
 def replace_this_process(
@@ -154,7 +156,7 @@ def _folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch) -> None:
+def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Board) -> None:
     left: list[int] = []
     done: set[int] = set()
     messages = crew.listen()
@@ -171,6 +173,7 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch) -> None:
                 # Nobody failed before: the others missed the rank that was already done.
                 found = failure.of_exit_status(left[0], 0)
             fail(found.rank)
+            found = _compared(found, board)
             raise failure.to_error(found)
         elif kind == "quiet":
             watch.look(crew.note)
@@ -179,3 +182,11 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch) -> None:
     if done and skipped:
         # Some came to the end of the script, so these did not: os._exit(0) on the way.
         raise failure.to_error(failure.of_exit_status(skipped[0], 0))
+
+
+def _compared(found: Failure, board: Board) -> Failure:
+    """Add to a rank that is blamed for leaving early who waited for it: that one may have done too much."""
+    if found.cause != failure.of_exit_status(found.rank, 0).cause:
+        return found
+    waited = waited_for(found.rank, board.read())
+    return replace(found, cause=f"{found.cause}; {waited}") if waited else found

@@ -99,6 +99,18 @@ def described(late: Report, reports: Sequence[Report], now: float) -> str:
     return text + "; " + "; ".join(f"{names(ranks)} {place}" for place, ranks in where.items())
 
 
+def waited_for(left: int, reports: Sequence[Report]) -> str:
+    """Say which ranks began a collective that the rank ``left`` never came to, or ``""``: either side may be wrong."""
+    own = reports[left]
+    further = [r for r in reports if (r.step, r.calls) > (own.step, own.calls)]
+    if not further:
+        return ""
+    # One that has closed its session since says how many steps it took.
+    last = max(further, key=lambda r: r.step)
+    where = "after" if last.phase == "idle" else "in"
+    return f"{names([r.rank for r in further])} waited for it {where} step {last.step}"
+
+
 def names(ranks: Sequence[int]) -> str:
     """Write ``rank 3`` or ``ranks 0, 1, 2``; many are shortened."""
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
