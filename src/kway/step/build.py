@@ -52,10 +52,8 @@ def called(what: str, function: Any, *args: Any, do: str = "") -> Any:
         return function(*args)
     except (UsageError, EndedBySignal):
         raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # one that exits would end the command with its own code, in silence
+    # Code that exits would end the command with its own exit code, in silence.
+    except (Exception, SystemExit) as error:
         got = f"{what} raised {type(error).__name__}: {text_of(error)}"
         # The first frame is the one above, which says nothing to the user.
         inside = error.__traceback__.tb_next if error.__traceback__ is not None else None
