@@ -96,7 +96,9 @@ def test_a_second_run_in_the_folder_is_refused_and_the_first_is_whole(ranks, tmp
 def test_a_folder_that_goes_away_is_one_true_error(ranks, tmp_path, size, how):
     folder = tmp_path / "run"
     act = partial(shutil.rmtree, folder) if how == "removed" else partial(folder.rename, tmp_path / "moved")
-    with pytest.raises(KwayError, match="removed or renamed while the run was at work") as caught:
+    # Ranks do not wait for the callback: where they are done before it, they say that.
+    said = "removed or renamed while the run was at work|and weights.safetensors was written before"
+    with pytest.raises(KwayError, match=said) as caught:
         train(ranks, folder, size, checkpoint_every=None, callbacks=[at("epoch", act)])
     assert caught.value.exit_code == 1
     assert "--resume " not in str(caught.value)

@@ -1,8 +1,10 @@
+import itertools
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -59,12 +61,13 @@ def test_too_few_files_for_ranks_are_an_error_that_says_how_many_are_needed(tmp_
     monkeypatch.setattr(tempfile, "tempdir", None)
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     ranks = Ranks(["cpu"] * 2, group=False)
-    with os.fdopen(os.dup(0), "rb") as next_one:
-        # Enough to make the folder and the guard, too few for two ranks.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (next_one.fileno() + 9, usual[1]))
-        try:
-            with pytest.raises(UsageError, match=r"2 ranks where .* about 46 are needed; .*ulimit -n 1024"):
-                ranks.run(lambda context: None)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    taken = {int(path.name) for path in Path("/dev/fd").iterdir()}
+    free = (number for number in itertools.count() if number not in taken)
+    # Enough to make the folder and the guard, too few for two ranks.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (list(itertools.islice(free, 9))[-1] + 1, usual[1]))
+    try:
+        with pytest.raises(UsageError, match=r"2 ranks where .* about 46 are needed; .*ulimit -n 1024"):
+            ranks.run(lambda context: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
     assert [*tmp_path.iterdir()] == []

@@ -109,7 +109,7 @@ def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
             "pass partial(torch.optim.SGD, lr=0.1), say",
         )
     check_optimizer(type(optimizer))
-    own = {id(parameter) for parameter in model.parameters()}
+    own = {id(parameter) for _, parameter in model.named_parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if others := [parameter for parameter in held if id(parameter) not in own]:
         raise UsageError(
