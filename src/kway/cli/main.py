@@ -48,16 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         open_missing()
-    with screens() as screen:
-        with signals_raise():
-            code = _run(list(sys.argv[1:] if argv is None else argv), screen)
-        if argv is None and code == StoppedError.exit_code:
-            # Schedulers repeat themselves, and leaving takes a moment: this one has been obeyed.
-            ignore_wishes()
-    return code
+    with screens() as screen, signals_raise():
+        return _run(list(sys.argv[1:] if argv is None else argv), screen, leaves=argv is None)
 
 
-def _run(words: list[str], screen: Screen) -> int:
+def _run(words: list[str], screen: Screen, leaves: bool) -> int:
     try:
         code, prints_result = _dispatch(words)
         # A closed pipe shows here, inside the try, and not at the interpreter's exit.
@@ -65,6 +60,10 @@ def _run(words: list[str], screen: Screen) -> int:
     except KwayError as error:
         with signals_held(leaving=True):
             _report(error)
+        if leaves and error.exit_code == StoppedError.exit_code:
+            # Schedulers repeat themselves, and leaving takes a moment: this one has been obeyed. From here on, since
+            # what the run held goes with its traceback, and an exception must not come into the middle of that.
+            ignore_wishes()
         return error.exit_code
     except KeyboardInterrupt as ending:
         _say_end("interrupted", ending)

@@ -140,4 +140,6 @@ def _handled_by(act: Callable[[int, FrameType | None], None], numbers: Iterable[
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # What was set meanwhile, such as to ignore it from now on, stays.
+            if signal.getsignal(number) is act:
+                signal.signal(number, handler)
