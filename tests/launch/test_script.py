@@ -63,6 +63,7 @@ def test_the_scripts_own_group_meets_at_the_reserved_port(script, capsys, monkey
         "    dist.all_reduce(total)\n"
         "    dist.barrier()\n"
         "    dist.destroy_process_group()\n"
+        "    time.sleep(rank)  # who is early meets the store of the first group, which rank 0 is taking down\n"
         "print(int(total))"
     )
     launch(path, [], ["cpu"] * 2, threads=1)
