@@ -24,6 +24,7 @@ from kway.comm.trace import Trace
 from kway.jobs.place import Place, place
 from kway.launch.status import Status
 from kway.step.core import StepCore
+from kway.step.signs import Signs
 from kway.training.loop import Loop
 from kway.training.spec import TrainSpec
 from kway.training.straggler import OwnWork
@@ -32,9 +33,16 @@ from kway.zoo import lenet
 BAR = 0.005
 BATCH, STEPS = 256, 100
 PARTS: dict[str, list[tuple[type, str]]] = {
-    "status": [(Status, "at"), (Status, "beat"), (Status, "_enter"), (Status, "_leave")],
+    "status": [(Status, "at"), (Status, "beat"), (Status, "_enter"), (Status, "_leave"), (Status, "_begin")],
     "own work": [(OwnWork, "begin"), (OwnWork, "end")],
-    "fingerprint": [(Trace, "note"), (Trace, "take"), (StepCore, "mispaired")],
+    "fingerprint": [
+        (Trace, "note"),
+        (Signs, "begin"),
+        (Signs, "write"),
+        (Signs, "tell"),
+        (StepCore, "mispaired"),
+        (StepCore, "compare"),
+    ],
 }
 
 

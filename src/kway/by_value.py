@@ -2,6 +2,8 @@
 
 import sys
 from importlib import import_module
+from io import TextIOWrapper
+from pickle import PicklingError
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -19,6 +21,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Say how to make ``obj`` again; see ``pickle.Pickler``."""
         if isinstance(obj, CodeType):
             return self._code(obj)
+        if isinstance(obj, TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+            # cloudpickle would read the file, and send what it read for a file.
+            raise PicklingError("an open file")
         found = _odd_module(obj) if isinstance(obj, ModuleType) else None
         return super().reducer_override(obj) if found is None else found
 
@@ -33,10 +38,15 @@ def _mark_by_value() -> None:
     known = cloudpickle.list_registry_pickle_by_value()
     for module in list(sys.modules.values()):
         # Some put other things than modules there, which may answer to any name.
-        if not isinstance(module, ModuleType) or getattr(module, "__kway_by_value__", False) is not True:
+        if not isinstance(module, ModuleType) or not _is_marked(module):
             continue
         if module.__name__ not in known:
             cloudpickle.register_pickle_by_value(module)
+
+
+def _is_marked(module: ModuleType) -> bool:
+    # Not by getattr: a module that is imported when it is first used would be, to be asked for this.
+    return ModuleType.__getattribute__(module, "__dict__").get("__kway_by_value__", False) is True
 
 
 def _odd_module(module: ModuleType) -> tuple[Any, ...] | None:
@@ -48,6 +58,8 @@ def _odd_module(module: ModuleType) -> tuple[Any, ...] | None:
     if type(module) is ModuleType:
         return None
     name = str(module.__name__)
+    if _is_marked(module):
+        raise PicklingError(f"module {name!r}, loaded from a file, has a class of its own")
     if sys.modules.get(name) is module:
         return import_module, (name,)
     parent, _, leaf = name.rpartition(".")

@@ -92,3 +92,23 @@ def test_a_layer_without_parameters_that_comes_later_is_refused(ranks, size):
 
     with pytest.raises(kway.KwayError, match=r"'norm'.*replaced or added after the run began"):
         trained(ranks, partial(Grows, 5, 3), size, batch_size=10)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_buffer_that_a_layer_makes_when_it_first_runs_is_no_other_layer(ranks, size):
+    class Caches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+            self.passes = 0
+
+        def forward(self, x):
+            if not hasattr(self, "table"):
+                self.register_buffer("table", torch.linspace(0, 1, 5, dtype=x.dtype))
+            self.passes += 1
+            # Seen at the next step, with the buffer there.
+            self.body.requires_grad_(self.passes < 2)
+            return self.head(self.body(x) + self.table)
+
+    assert "table" in dict(trained(ranks, Caches, size, batch_size=10).model.named_buffers())

@@ -220,3 +220,32 @@ def test_w09_a_key_that_the_record_uses_is_refused_when_it_appears(trained, size
     ):
         trained(job, size, out=tmp_path / "run")
     assert not (tmp_path / "run" / "train.json").exists()
+
+
+class CountsPasses(nn.Module):
+    """A buffer that moves in evaluation, too, and matters in training."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return self.layer(x) * (1 + 0.1 * torch.sin(self.passes))
+
+
+@pytest.mark.parametrize("exactness", ["math", "bits"])
+def test_a_buffer_moves_once_a_batch_of_an_evaluation_on_any_number_of_devices(trained, exactness):
+    draw = torch.Generator().manual_seed(0)
+    job = kway.Job(
+        model=CountsPasses, loss=nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10,
+        data=(torch.rand(20, 2, generator=draw), torch.rand(20, 2, generator=draw)),
+        validation=(torch.rand(14, 2, generator=draw), torch.rand(14, 2, generator=draw)),
+    )  # fmt: skip
+    runs = [trained(job, size, exactness=exactness, shards=4, epochs=2) for size in (1, 2, 3)]
+    # Two batches of training and two of validation in each of two epochs.
+    assert [float(run.model.passes) for run in runs] == [8.0] * 3
+    if exactness == "bits":
+        assert len({run.record.weights_sha256 for run in runs}) == 1

@@ -52,3 +52,28 @@ def test_h05_a_save_on_the_main_rank_alone_is_an_error(tmp_path):
         "rank 0 at step 1, save, inside a collective; rank 1 at step 2, reduce: "
     )
     assert not list(tmp_path.iterdir())
+
+
+class Routed(nn.Module):
+    """A batch normalisation for the samples that have something positive: only some ranks come to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(1, 1), nn.BatchNorm1d(1)
+
+    def forward(self, x):
+        some = x[:, 0] > 0
+        return torch.cat([self.norm(x[some]), self.layer(x[~some])]) if some.any() else self.layer(x)
+
+
+@pytest.mark.starts
+@pytest.mark.usefixtures("leftovers")
+def test_a_layer_that_only_some_ranks_come_to_is_an_error_that_says_so():
+    rows = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
+    job = kway.Job(
+        model=Routed, loss=nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=0.1), data=(rows, rows),
+        batch_size=4, shuffle=False,
+    )  # fmt: skip
+    said = r"rank 0 at step 1, reduce \(all-gather\); rank 1 at step 1, reduce \(all-reduce\): .*batch normalisation"
+    with Ranks(["cpu"] * 2, threads=1, echo=False) as ranks, pytest.raises(MispairedError, match=said):
+        ranks.run(loop, job, (1, 1))

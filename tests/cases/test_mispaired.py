@@ -113,3 +113,35 @@ def test_taking_the_fingerprint_starts_anew():
     trace.note("sum")
     assert trace.take() != empty
     assert trace.take() == empty
+
+
+@pytest.mark.parametrize("exactness", ["math", "bits"])
+def test_where_steps_tell_seldom_what_differed_in_one_shows_in_every_later_one(ranks, exactness):
+    assert ranks.run(seldom, job(1), exactness) == [[("told", 4)], [("told", 4)]]
+    assert ranks.run(seldom, job(1), exactness, 2) == [[("asked", 2)], [("asked", 2)]]
+    assert ranks.run(seldom, job(1), exactness, 2, False) == [[("asked", 0)], [("asked", 0)]]
+
+
+def seldom(context, given, exactness, asks_after=None, differs=True):
+    """What ranks of which one calls something else in its second step are told, and after how many steps."""
+    found = []
+    with kway.parallel(
+        replace(given, model=partial(nn.Linear, 6, 4)), strategy="data", exactness=exactness, shards=2
+    ) as p:
+        p.engine._step.tell_seldom(4)
+        for batch in p.batches(0):
+            if differs and p.steps == 1:
+                p.engine.part.batch_group.trace.note("by itself" if p.rank else "")
+            try:
+                p.step(batch)
+            except kway.MispairedError:
+                found.append(("told", p.steps + 1))
+                break
+            if p.steps == asks_after:
+                try:
+                    p.engine.compare()
+                    found.append(("asked", 0))
+                except kway.MispairedError:
+                    found.append(("asked", p.steps))
+                break
+    return found

@@ -36,6 +36,48 @@ class EvaluatesToo(Base):
         return self.last(h)
 
 
+class EvaluatesFirst(Base):
+    """Training moves what the pass in evaluation mode has to remember for its gradient."""
+
+    def forward(self, x):
+        h = self.first(x)
+        if not self.training:
+            return self.last(self.bn(h))
+        self.bn.eval()
+        still = self.bn(h)
+        self.bn.train()
+        return self.last(still + self.bn(h))
+
+
+class WeighsByVariance(Base):
+    def forward(self, x):
+        h = self.bn(self.first(x))
+        return self.last(h * self.bn.running_var + self.bn(h))
+
+
+class KeptButNotTracked(Base):
+    """Statistics of another width, which torch does not look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 4)
+        self.bn.weight = self.bn.bias = None
+        self.bn.track_running_stats = False
+
+    def forward(self, x):
+        return self.last(self.bn(self.first(x)) if self.training else self.first(x))
+
+
+class NoTensors(Base):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 4)
+        self.bn = nn.BatchNorm1d(6, affine=False, track_running_stats=False)
+
+    def forward(self, x):
+        return self.last(self.bn(self.first(x)))
+
+
 class KeepsOut(Base):
     """A pass that must not count, as adversarial and sharpness-aware training have."""
 
@@ -118,7 +160,10 @@ def by_hand(model):
     return model.state_dict()
 
 
-MODELS = [Reads, EvaluatesToo, KeepsOut, OtherBuffers, Shared, Twice, PutsBack, Pruned]
+MODELS = [
+    Reads, EvaluatesToo, EvaluatesFirst, WeighsByVariance, KeepsOut, OtherBuffers, Shared, Twice, PutsBack, Pruned,
+    KeptButNotTracked, NoTensors,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -148,6 +193,26 @@ def test_a_layer_of_another_width_is_an_error_on_several_devices_too(trained, si
         trained(job(Wrong), size)
 
 
-def test_statistics_at_bits_move_with_as_many_channels_as_there_are(trained):
-    runs = [trained(job(Pruned), size, exactness="bits", shards=3) for size in (1, 2)]
+class NeverAny(Base):
+    """No sample comes to the layer."""
+
+    def forward(self, x):
+        some = x[:, 0] > 99
+        return self.last(torch.cat([self.bn(self.first(x[some])), self.first(x[~some])]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_batch_of_no_samples_is_counted_and_moves_nothing(trained, size):
+    expected = by_hand(NeverAny())
+    found = trained(job(NeverAny), size).model.state_dict()
+    assert found["bn.num_batches_tracked"] == 2
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", [Pruned, NoTensors, NeverAny])
+def test_statistics_at_bits_move_with_as_many_channels_as_there_are(trained, model):
+    runs = [trained(job(model), size, exactness="bits", shards=3) for size in (1, 2)]
     assert runs[0].record.weights_sha256 == runs[1].record.weights_sha256
+    moved = getattr(runs[0].model.bn, "running_mean", None)
+    assert (moved is not None and bool((moved != 0).any())) == (model is Pruned)

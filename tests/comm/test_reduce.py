@@ -123,3 +123,18 @@ def test_float64_scalars_travel_exactly_beside_float32_gradients(ranks):
     found = ranks.run(wide, [float("inf"), float("nan")], size=2)[0][0]
     assert found[0] == float("inf")
     assert found[1] != found[1]
+
+
+def in_another_dtype(context):
+    parameter = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    parameter.grad_dtype = torch.float32
+    parameter.grad = torch.full((3,), 1 + 2.0**-12) * (context.world.rank + 1)
+    reducer = GradientReducer([parameter], Group(context.world.rank, context.world.size), scalars=1)
+    reducer.reduce(torch.zeros(1))
+    return parameter.grad
+
+
+@pytest.mark.skipif(not hasattr(nn.Parameter, "grad_dtype"), reason="this torch has no grad_dtype")
+def test_a_gradient_of_another_dtype_than_its_parameter_keeps_it(ranks):
+    for gradient in ranks.run(in_another_dtype, size=2):
+        assert torch.equal(gradient, torch.full((3,), 3 * (1 + 2.0**-12)))

@@ -282,8 +282,12 @@ def test_a_script_without_guard_runs_once(tmp_path, way):
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_survives_the_rank(ending):
+    quiet = "from kway.launch.temporary import cleared_quietly; cleared_quietly()"
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", quiet + SCRIPT, "wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as rank:
         pids = [int(pid) for pid in rank.stdout.readline().split()]
         assert len(pids) == 3

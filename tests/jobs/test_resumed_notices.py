@@ -96,3 +96,16 @@ def test_best_weights_of_a_later_step_are_not_brought_along(tmp_path):
     run = kway.train(job(), devices="cpu:1", out=tmp_path / "more", resume=out, steps=6, **TRAINED)
     assert any("best begins anew" in line for line in run.record.notices)
     assert (tmp_path / "more" / "best.safetensors").stat().st_size > 100
+
+
+def test_what_is_known_before_the_first_step_is_said_before_it(tmp_path):
+    kway.train(job(), devices="cpu:1", out=tmp_path / "a", steps=2, checkpoint_every="1steps", **TRAINED)
+    seen = []
+    given = {**TRAINED, "patience": 7, "resume": tmp_path / "a", "steps": 4, "log_every": 1}
+    tell = lambda event, record: seen.append((event, record.get("text")))  # noqa: E731
+    again = kway.train(job(), devices="cpu:1", **given, callbacks=[tell])
+    names = [event for event, _ in seen]
+    said = [text for event, text in seen if event == "notice"]
+    assert names.index("start") < names.index("notice") < names.index("step")
+    assert any("patience 50, now 7" in text for text in said)
+    assert set(said) <= set(again.record.notices)

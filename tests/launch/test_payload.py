@@ -1,3 +1,5 @@
+import importlib.util
+import pickle
 import sys
 import threading
 import types
@@ -160,6 +162,35 @@ def test_a_module_of_a_class_of_its_own_that_no_import_finds_is_an_error():
 
     with pytest.raises(TypeError, match="Odd"):
         dump(Odd("torch"))
+
+
+def test_a_module_loaded_from_a_file_with_a_class_of_its_own_is_refused(monkeypatch):
+    odd = type("Odd", (types.ModuleType,), {})("odd_file")
+    odd.__kway_by_value__ = True
+    monkeypatch.setitem(sys.modules, "odd_file", odd)
+    with pytest.raises(pickle.PicklingError, match="'odd_file', loaded from a file, has a class of its own"):
+        dump(odd)
+
+
+def test_modules_that_are_imported_when_they_are_first_used_are_left_alone(monkeypatch, tmp_path):
+    (tmp_path / "late.py").write_text("import not_installed_anywhere")
+    spec = importlib.util.spec_from_file_location("late", tmp_path / "late.py")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    late = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "late", late)
+    spec.loader.exec_module(late)
+    assert there_and_back(lambda: 3)() == 3
+
+
+@pytest.mark.parametrize("mode", ["r", "rb", "a"])
+def test_an_open_file_is_refused_whatever_its_mode(mode, tmp_path):
+    path = tmp_path / "x.txt"
+    path.touch()
+    with (
+        path.open(mode) as file,
+        pytest.raises((TypeError, pickle.PicklingError), match=r"open file|cannot pickle"),
+    ):
+        dump(file)
 
 
 def test_what_cannot_travel_leaves_no_file(tmp_path):

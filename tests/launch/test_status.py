@@ -124,3 +124,16 @@ def test_ranks_say_that_they_start_and_that_they_are_done(ranks):
         return context.status.rank, context.status.report().phase
 
     assert ranks.run(looks) == [(0, "save"), (1, "save")]
+
+
+def test_a_collective_has_a_name_and_one_that_is_only_begun_is_counted(board):
+    status = Status.open(board.path, 0)
+    status.at(STEP, 2)
+    with status.waiting.inside("all-gather"):
+        assert board.read()[0].collective == "all-gather"
+    since = board.read()[0].since
+    status.waiting.begun()
+    begun = board.read()[0]
+    assert (begun.calls, begun.waiting, begun.since) == (2, False, since)
+    status.beat()
+    assert board.read()[0].calls == 2

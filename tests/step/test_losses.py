@@ -86,9 +86,13 @@ def in_parts(rule, output, target, cuts):
 
 
 def ways(kind, function, options):
-    """Module, function, partial, partial of a partial, and a subclass that changes nothing."""
+    """Module, function, partial, partial of a partial, a subclass that changes nothing, and a module in other words."""
     nested = partial(partial(function, **dict(list(options.items())[:1])), **dict(list(options.items())[1:]))
-    return [kind(**options), partial(function, **options), nested, type("Own", (kind,), {})(**options)]
+    module = kind(**options)
+    return [
+        module, partial(function, **options), nested, type("Own", (kind,), {})(**options),
+        partial(module), module.forward,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

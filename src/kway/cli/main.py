@@ -18,6 +18,7 @@ from kway.cli._screen import Screen, discard, screens
 from kway.errors import KwayError, RankError, StoppedError
 from kway.launch.descriptors import open_missing
 from kway.launch.interrupt import EndedBySignal, ignore_wishes, signals_held, signals_raise
+from kway.launch.temporary import cleared_quietly
 from kway.registry import modules_of, unknown
 
 # The order in which a new user meets them; commands that are not named here follow by name.
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         open_missing()
+        cleared_quietly()
     with screens() as screen, signals_raise():
         return _run(list(sys.argv[1:] if argv is None else argv), screen, leaves=argv is None)
 
@@ -59,11 +61,11 @@ def _run(words: list[str], screen: Screen, leaves: bool) -> int:
         print(end="", flush=True)
     except KwayError as error:
         with signals_held(leaving=True):
+            if leaves and error.exit_code == StoppedError.exit_code:
+                # Schedulers repeat themselves, and leaving takes a moment: this one has been obeyed. What the run held
+                # goes with its traceback, and an exception must not come into the middle of that.
+                ignore_wishes()
             _report(error)
-        if leaves and error.exit_code == StoppedError.exit_code:
-            # Schedulers repeat themselves, and leaving takes a moment: this one has been obeyed. From here on, since
-            # what the run held goes with its traceback, and an exception must not come into the middle of that.
-            ignore_wishes()
         return error.exit_code
     except KeyboardInterrupt as ending:
         _say_end("interrupted", ending)

@@ -3,8 +3,12 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kway.cli import options
+
+if TYPE_CHECKING:
+    from kway.report.progress import Progress
 
 HELP = "train a model on one device or many"
 WRITTEN = (
@@ -108,6 +112,27 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
+class _Shown:
+    """Shows the events of a run, under a header that comes when it begins. ``said``: the notices that were shown."""
+
+    def __init__(
+        self, args: argparse.Namespace, header: list[str], screen: Any, progress: "Progress"
+    ) -> None:
+        self.progress, self.said = progress, set[str]()
+        self._args, self._header, self._screen = args, header, screen
+
+    def __call__(self, event: str, record: dict[str, Any]) -> None:
+        from kway.step.kinds import DEFAULT_KIND
+
+        if event == "start":
+            kind = "" if self._args.step_kind == DEFAULT_KIND else f", {self._args.step_kind}"
+            where = f"devices    {record['devices']} ({record['strategy']}, {self._args.exactness}{kind})"
+            print("\n".join([*self._header, where]), file=self._screen, flush=True)
+        if event == "notice":
+            self.said.add(record["text"])
+        self.progress({"event": event, **record})
+
+
 def run(args: argparse.Namespace) -> int:
     """Train; returns 0. Raises ``UsageError`` before anything starts, and what a failed run raises."""
     from kway.cli._job import default_folder, job_of, says_that_data_is_usual
@@ -115,7 +140,6 @@ def run(args: argparse.Namespace) -> int:
     from kway.jobs.place import place
     from kway.jobs.training import train
     from kway.report.progress import Progress
-    from kway.step.kinds import DEFAULT_KIND
     from kway.training.spec import positive
     from kway.units import counted
 
@@ -144,14 +168,8 @@ def run(args: argparse.Namespace) -> int:
     job, lines = job_of(args, **fixed)
     folder = args.out or default_folder(job.title)
     screen = sys.stderr if args.json else sys.stdout
-    progress = Progress(screen, args.epochs)
 
-    def show(event: str, record: dict[str, object]) -> None:
-        if event == "start":
-            kind = "" if args.step_kind == DEFAULT_KIND else f", {args.step_kind}"
-            where = f"devices    {record['devices']} ({record['strategy']}, {args.exactness}{kind})"
-            print("\n".join([*lines, where]), file=screen, flush=True)
-        progress({"event": event, **record})
+    show = _Shown(args, lines, screen, Progress(screen, args.epochs))
 
     try:
         with says_that_data_is_usual(args, lines):
@@ -179,14 +197,15 @@ def run(args: argparse.Namespace) -> int:
                 stall_timeout=args.stall_timeout,
             )
     finally:
-        progress.close()
+        show.progress.close()
     saved = result.record.checkpoints
     lost = saved is not None and saved["failed"] and not [*(folder / "checkpoints").glob("step-*")]
     if args.json:
         print(result.record.to_json())
         return int(bool(lost))
     for text in result.record.notices:
-        print(f"note       {text}")
+        if text not in show.said:
+            print(f"note       {text}")
     step = result.record.measured_step_s
     timing = f"{step * 1e3:.2f} ms a step" if step is not None else "too few steps to time one"
     print(f"\n{counted(result.record.steps, 'step')}, {timing}; weights {result.record.weights_sha256[:16]}")

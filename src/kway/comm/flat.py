@@ -49,28 +49,29 @@ class FlatGradients:
         reals = [as_real(parameter.detach()) for parameter in self.parameters]
         others = [as_real(parameter.detach()) for parameter in beside]
         device = next((real.device for real in [*reals, *others]), torch.device("cpu"))
-        dtypes = [real.dtype for real in [*reals, *others]]
+        kinds = [_dtype_of(parameter) for parameter in self.parameters]
+        dtypes = [*kinds, *(real.dtype for real in others)]
         carrier = next((dtype for dtype in _CARRIERS if dtype in dtypes), torch.float32)
         wanted = {id(table) for table in tables}
         marked = {place: len(p) for place, p in enumerate(self.parameters) if id(p) in wanted}
         parts = 1 if carrier == torch.float64 else _PARTS
         sizes = [len(self.parameters), *(rows + 1 for rows in marked.values()), parts * scalars]
-        lengths = dict.fromkeys([carrier, *(real.dtype for real in reals)], 0)
+        lengths = dict.fromkeys([carrier, *kinds], 0)
         # They lie at the front: backward reaches the last parameters first, and these are known after it.
         lengths[carrier] = -(-sum(sizes) // _ALIGNMENT) * _ALIGNMENT
         places = []
-        for parameter, real in zip(self.parameters, reals, strict=True):
+        for parameter, real, kind in zip(self.parameters, reals, kinds, strict=True):
             # A complex number starts at an even place: only there can pairs of reals be seen as one.
-            lengths[real.dtype] += lengths[real.dtype] % 2 if parameter.is_complex() else 0
-            places.append(lengths[real.dtype])
-            lengths[real.dtype] += real.numel()
+            lengths[kind] += lengths[kind] % 2 if parameter.is_complex() else 0
+            places.append(lengths[kind])
+            lengths[kind] += real.numel()
         store = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in lengths.items()}
         self.vectors = list(store.values())
         numbers = {dtype: number for number, dtype in enumerate(store)}
         self.carrier = numbers[carrier]
         self.pieces: list[Piece] = [
-            (numbers[real.dtype], place, place + real.numel())
-            for real, place in zip(reals, places, strict=True)
+            (numbers[kind], place, place + real.numel())
+            for real, place, kind in zip(reals, places, kinds, strict=True)
         ]
         self._front = store[carrier][: sum(sizes)]
         self.flags, *marks, scalar_parts = torch.split(self._front, sizes)
@@ -79,8 +80,8 @@ class FlatGradients:
         self._rest = torch.zeros((parts - 1) * scalars, dtype=carrier, device=device)
         self._marks = {place: _Marks(m[:-1], m[-1:]) for place, m in zip(marked, marks, strict=True)}
         self._views = []
-        for parameter, real, place in zip(self.parameters, reals, places, strict=True):
-            piece = _shaped(store[real.dtype][place : place + real.numel()], real)
+        for parameter, real, place, kind in zip(self.parameters, reals, places, kinds, strict=True):
+            piece = _shaped(store[kind][place : place + real.numel()], real)
             self._views.append(torch.view_as_complex(piece) if parameter.is_complex() else piece)
 
     @property
@@ -186,6 +187,13 @@ class FlatGradients:
             return view
         rows = (marks.rows > 0).nonzero().squeeze(1)
         return from_rows(rows, view[rows], view)
+
+
+def _dtype_of(parameter: torch.nn.Parameter) -> torch.dtype:
+    """Return the dtype of a parameter's gradient: its own, but where ``grad_dtype`` says otherwise."""
+    own = as_real(parameter.detach()).dtype
+    wanted = getattr(parameter, "grad_dtype", None)
+    return own if wanted is None or parameter.is_complex() else wanted
 
 
 def _lies_like(grad: Tensor, view: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,8 +26,28 @@ _KNOWN = frozenset(
     }
 )
 
+
+class Watch(Protocol):
+    """Looks at a rank's progress: what ``inside`` returns is open while the rank is inside a collective."""
+
+    def inside(self, name: str) -> AbstractContextManager[Any]:
+        """Return what is open while this rank is inside a collective of that name."""
+
+    def begun(self) -> None:
+        """A collective was handed to a device, which the host does not wait for."""
+
+
+class _NotWatched:
+    def inside(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def begun(self) -> None:
+        pass
+
+
 # For ranks whose progress nobody looks at.
-NOT_WATCHED = nullcontext()
+NOT_WATCHED = _NotWatched()
+_GOES_ON = nullcontext()
 
 
 class Group:
@@ -35,7 +55,7 @@ class Group:
 
     Every method but ``rank`` and ``size`` is a collective: all ranks of the group must call it, in the same
     order, with tensors of the same shape and dtype. ``trace`` takes note of each;
-    ``waiting`` is open while this rank is inside one.
+    ``waiting`` is told while this rank is inside one.
     """
 
     def __init__(
@@ -45,10 +65,10 @@ class Group:
         handle: Any = None,
         ranks: list[int] | None = None,
         trace: Trace | None = None,
-        waiting: AbstractContextManager[None] = NOT_WATCHED,
+        waiting: Watch = NOT_WATCHED,
     ) -> None:
         self.rank, self.size, self.handle = rank, size, handle
-        self.waiting = waiting
+        self.waiting, self._connected = waiting, False
         self.ranks = ranks if ranks is not None else list(range(size))
         self.trace = Trace() if trace is None else trace
 
@@ -60,7 +80,7 @@ class Group:
         """Sum ``tensor`` over the ranks in place and return it. Equal bits on all ranks."""
         if self.size > 1:
             self.trace.note("sum", tensor.shape, tensor.dtype)
-            with self.waiting:
+            with self._inside("all-reduce", tensor):
                 dist.all_reduce(tensor, group=self.handle)
         return tensor
 
@@ -71,7 +91,7 @@ class Group:
         self.trace.note("stack", tensor.shape, tensor.dtype)
         sent = _sendable(tensor.contiguous().reshape(-1))
         gathered = sent.new_empty((self.size * sent.numel(),))
-        with self.waiting:
+        with self._inside("all-gather", sent):
             _gather_flat(gathered, sent, group=self.handle)
         return gathered.view(tensor.dtype).reshape(self.size, *tensor.shape)
 
@@ -90,7 +110,7 @@ class Group:
         work = dist.all_to_all_single(received, sent, sizes, sent_sizes, group=self.handle, async_op=True)
 
         def answer() -> torch.Tensor:
-            with self.waiting:
+            with self.waiting.inside("all-to-all"):
                 work.wait()
             return received
 
@@ -100,7 +120,7 @@ class Group:
         """Overwrite ``tensor``, which is contiguous, with the first rank's values and return it."""
         if self.size > 1:
             self.trace.note("broadcast", tensor.shape, tensor.dtype)
-            with self.waiting:
+            with self._inside("broadcast", tensor):
                 dist.broadcast(_sendable(tensor.view(-1)), src=self.ranks[0], group=self.handle)
         return tensor
 
@@ -110,7 +130,7 @@ class Group:
             return [value]
         self.trace.note("objects")
         gathered: list[Any] = [None] * self.size
-        with self.waiting:
+        with self.waiting.inside("all-gather of objects"):
             dist.all_gather_object(gathered, value, group=self.handle)
         return gathered
 
@@ -118,8 +138,19 @@ class Group:
         """Wait until all ranks of the group are here."""
         if self.size > 1:
             self.trace.note("barrier")
-            with self.waiting:
+            with self.waiting.inside("barrier"):
                 dist.barrier(group=self.handle)
+
+    def _inside(self, name: str, tensor: torch.Tensor) -> AbstractContextManager[Any]:
+        """Return what is open during a collective on ``tensor``.
+
+        One on a GPU is only begun by the host, which then goes on; but for the first, which connects the ranks.
+        """
+        if tensor.device.type == "cpu" or not self._connected:
+            self._connected = True
+            return self.waiting.inside(name)
+        self.waiting.begun()
+        return _GOES_ON
 
 
 def _sendable(flat: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Named axes over the ranks of a job, and the group of ranks along each."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import product
 from math import prod
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kway.comm.group import NOT_WATCHED, Group
+from kway.comm.group import NOT_WATCHED, Group, Watch
 from kway.errors import UsageError
 
 
@@ -26,7 +25,7 @@ class Mesh:
         layout: Mapping[str, int],
         rank: int,
         size: int,
-        waiting: AbstractContextManager[None] = NOT_WATCHED,
+        waiting: Watch = NOT_WATCHED,
     ) -> None:
         self.layout, self.rank, self.size = dict(layout), rank, size
         if prod(self.layout.values()) != size:

@@ -8,6 +8,7 @@ import zlib
 
 # Fingerprints may travel in single precision, two in one number.
 _LIMIT = 1 << 15
+_MOST_KNOWN = 10_000
 
 
 class Trace:
@@ -16,10 +17,18 @@ class Trace:
     def __init__(self) -> None:
         # What was noted since the last time: a step that is done again by a recording leaves it as it was then.
         self.left = 0
+        # Collectives as they were taken note of before: most steps call the same ones.
+        self._known: dict[tuple[object, ...], bytes] = {}
 
     def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None) -> None:
         """Take note of one collective."""
-        self.left = zlib.crc32(f"{name}{shape}{dtype}".encode(), self.left)
+        call = (name, shape, dtype)
+        text = self._known.get(call)
+        if text is None:
+            text = f"{name}{shape}{dtype}".encode()
+            if len(self._known) < _MOST_KNOWN:
+                self._known[call] = text
+        self.left = zlib.crc32(text, self.left)
 
     def take(self) -> int:
         """Return the fingerprint, from 1 to 2^15 - 1, and start anew."""

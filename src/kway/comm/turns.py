@@ -24,7 +24,7 @@ class Turns:
 
         self._turn += 1
         store, key = _get_default_store(), f"kway-turn/{self._turn}"
-        with self._group.waiting:
+        with self._group.waiting.inside("turn"):
             if self._group.rank == 0:
                 store.set(key, "over")
                 return

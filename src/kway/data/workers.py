@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from multiprocessing import parent_process, resource_tracker
+from multiprocessing import parent_process
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
 from types import ModuleType
@@ -49,7 +49,6 @@ class Workers:
                 "a data set that can be pickled",
                 "use workers=0",
             ) from error
-        _start_tracker()
         context = _Context()
         context.set_forkserver_preload(["torch", "numpy", "cloudpickle", "kway.data.workers"])
         self._rank, self._parcel, self._requests = rank, parcel, _Requests()
@@ -124,19 +123,6 @@ class Workers:
     def _processes(self) -> list[Any]:
         iterator = None if self._loader is None else self._loader._iterator
         return list(getattr(iterator, "_workers", []))
-
-
-def _start_tracker() -> None:
-    """Start the process that removes the semaphores of a killed one, and have it do so without a warning.
-
-    Ranks are killed as a matter of course, and the user can do nothing about their semaphores.
-    """
-    silence = "ignore:resource_tracker:UserWarning"
-    sys.warnoptions.append(silence)  # it inherits them
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        sys.warnoptions.remove(silence)
 
 
 def _kill(processes: list[Any]) -> None:

@@ -25,7 +25,7 @@ from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
 from kway.report.lines import last_figures
-from kway.step.build import build, load_tensors
+from kway.step.build import build, load_tensors, register_new
 from kway.step.kinds import DEFAULT_KIND
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
@@ -183,7 +183,7 @@ def train(
         # First: a run that is at work there may remove what would be found.
         folder = _folder(stack, where, out, resume)
         found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
-        spec = replace(spec, resume=None if found is None else str(found))
+        spec = replace(spec, resume=None if found is None else str(found), told=(*where.notices, *told))
         if out is not None:
             stack.enter_context(says_what_is_there(folder, stop, tell.begun))
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
@@ -197,7 +197,8 @@ def train(
             now = spec
             if number:
                 newer, lines = find(folder, True, spec.facts, model, long_enough)
-                now = replace(spec, plan=where.plan, resume=str(newer) if newer is not None else spec.resume)
+                resume_from = str(newer) if newer is not None else spec.resume
+                now = replace(spec, plan=where.plan, resume=resume_from, told=())
                 for line in [*lines, f"goes on from {now.resume or 'the beginning'}"]:
                     told.append(line)
                     tell({"event": "warning", "text": line})
@@ -231,8 +232,7 @@ def train(
         if out is not None and where.is_main:
             _keep(record, folder)
         if started:
-            model = cast(model, precision_of(job.precision).floating)
-            load_tensors(model, read_tensors(folder / "weights.safetensors"), "of the run")
+            model = _as_trained(cast(model, precision_of(job.precision).floating), folder)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
     return Run(where.plan, record, model, Path(folder) if out is not None else None, average)
 
@@ -250,6 +250,14 @@ def run_rank(
     ends = context.world.origin != "local"
     with asked_to_stop(context.stop, ends) if spec.is_kept else nullcontext():
         return loop.run(), None if model is None else loop.average
+
+
+def _as_trained(model: nn.Module, folder: Path) -> nn.Module:
+    """Give ``model`` the weights that ranks left in ``folder``. What it has no tensor for is a buffer: see ``StepCore``."""
+    state = read_tensors(folder / "weights.safetensors")
+    register_new(model, state)
+    load_tensors(model, state, "of the run")
+    return model
 
 
 def _keep(record: Training, folder: Path) -> None:

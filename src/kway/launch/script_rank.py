@@ -17,7 +17,7 @@ from kway.launch import stacks
 from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
 from kway.launch.status import BOARD, announce
-from kway.launch.temporary import kept_in
+from kway.launch.temporary import cleared_quietly, kept_in
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ def main(control: int) -> None:
     announce(folder / BOARD, script.rank, script.watched)
     stacks.answer_in(folder, script.rank)
     kept_in(folder)
+    cleared_quietly()
     sys.path.remove(script.sources)
     try:
         _run(script)

@@ -50,20 +50,23 @@ def left_out(reports: Sequence[Report], now: float) -> Report | None:
 def check_together(reports: Sequence[Report], now: float) -> None:
     """Raise ``MispairedError`` where all ranks wait, in collectives that do not belong together.
 
-    No time will end that either: as many collectives were begun, and yet they are at different places.
+    No time will end that either: as many collectives were begun, and yet they are at different places, or are others.
     """
     there = [report for report in reports if report.phase != "idle"]
     if len(there) < 2 or not all(report.waiting and now - report.since > LEFT_S for report in there):
         return
-    if len({r.calls for r in there}) > 1 or len({(r.step, r.phase) for r in there}) == 1:
+    if len({r.calls for r in there}) > 1 or len({(r.step, r.phase, r.collective) for r in there}) == 1:
         return
+    alike = len({(r.step, r.phase) for r in there}) == 1
     where: dict[str, list[int]] = {}
     for report in there:
-        where.setdefault(f"at step {report.step}, {report.doing}", []).append(report.rank)
+        which = f" ({report.collective})" if alike else ""
+        where.setdefault(f"at step {report.step}, {report.doing}{which}", []).append(report.rank)
     raise MispairedError(
         "; ".join(f"{names(ranks)} {place}" for place, ranks in where.items()),
         "ranks wait for each other in calls that do not belong together",
-        "look for a call, like save or evaluate, that only some ranks make: all must, in the same order",
+        "look for a call, like save or evaluate, that only some ranks make, or for a layer, like batch normalisation, "
+        "that only some come to: all must, in the same order",
     )
 
 

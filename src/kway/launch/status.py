@@ -25,8 +25,22 @@ PHASES = (
 )
 STEP = "forward/backward"
 _CODES = {name: code for code, name in enumerate(PHASES)}
-# Number of the writing, step, collectives begun, time of the last sign, phase, inside a collective, number again.
-_LINE = struct.Struct("=QqQdBB6xQ")
+# What a rank can be inside of. The first stands for one of no name.
+COLLECTIVES = (
+    "",
+    "all-reduce",
+    "all-gather",
+    "broadcast",
+    "all-to-all",
+    "all-gather of objects",
+    "barrier",
+    "turn",
+)
+_KINDS = {name: code for code, name in enumerate(COLLECTIVES)}
+# Number of the writing, step, collectives begun, time of the last sign, phase, inside a collective, which one, number
+# again.
+_LINE = struct.Struct("=QqQdBBB5xQ")
+_CALLS, _CALLS_AT = struct.Struct("=Q"), 16
 # A cache line each: ranks do not disturb each other.
 _STRIDE = 64
 _TRIES = 100
@@ -38,7 +52,8 @@ BOARD = "status"
 class Report:
     """Where one rank is. ``step``: optimizer steps that it has begun; ``calls``: collectives that it has begun.
 
-    ``waiting``: it is inside a collective; ``since``: its last sign of life, monotonic time in seconds.
+    ``waiting``: it is inside a collective, ``collective`` (one of ``COLLECTIVES``) was the last that it was inside of;
+    ``since``: its last sign of life, monotonic time in seconds.
     """
 
     rank: int
@@ -47,6 +62,7 @@ class Report:
     since: float
     phase: str
     waiting: bool
+    collective: str = ""
 
     @property
     def doing(self) -> str:
@@ -66,7 +82,7 @@ class Status:
     def __init__(self, memory: Any = None, rank: int = 0) -> None:
         self._memory = bytearray(_STRIDE * (rank + 1)) if memory is None else memory
         self.rank, self._place = rank, rank * _STRIDE
-        self._turn = self._calls = self._code = self._step = 0
+        self._turn = self._calls = self._code = self._step = self._kind = 0
         self._inside = False
         self.waited_s = 0.0
         self.waiting = _Waiting(self)
@@ -111,8 +127,22 @@ class Status:
         self._turn += 1
         turn = self._turn
         _LINE.pack_into(
-            self._memory, self._place, turn, self._step, self._calls, now, self._code, self._inside, turn
+            self._memory,
+            self._place,
+            turn,
+            self._step,
+            self._calls,
+            now,
+            self._code,
+            self._inside,
+            self._kind,
+            turn,
         )
+
+    def _begin(self) -> None:
+        self._calls += 1
+        # One aligned number, which a reader sees before or after: the line need not be written anew for it.
+        _CALLS.pack_into(self._memory, self._place + _CALLS_AT, self._calls)
 
     def _enter(self) -> float:
         self._calls += 1
@@ -129,7 +159,7 @@ class Status:
 
 
 class _Waiting:
-    """Marks its status as inside a collective while open."""
+    """Marks its status as inside a collective while open. See ``comm.group.Watch``."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -142,6 +172,15 @@ class _Waiting:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._status._leave(self._entered)
+
+    def inside(self, name: str) -> Self:
+        """Be inside a collective of that name (one of ``COLLECTIVES``) while open."""
+        self._status._kind = _KINDS[name]
+        return self
+
+    def begun(self) -> None:
+        """Count a collective that the host does not wait for."""
+        self._status._begin()
 
 
 class Board:
@@ -177,8 +216,8 @@ def _read(memory: Any, rank: int) -> Report:
         if line == before and line[:8] == line[-8:]:
             break
         before = line
-    _, step, calls, since, code, inside, _ = _LINE.unpack(line)
-    return Report(rank, step, calls, since, PHASES[code], bool(inside))
+    _, step, calls, since, code, inside, kind, _ = _LINE.unpack(line)
+    return Report(rank, step, calls, since, PHASES[code], bool(inside), COLLECTIVES[kind])
 
 
 def announce(path: Path, rank: int, watched: bool) -> None:

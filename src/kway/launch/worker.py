@@ -22,7 +22,7 @@ from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
 from kway.launch.payload import load
 from kway.launch.status import BOARD, Status, announce, here
-from kway.launch.temporary import kept_in
+from kway.launch.temporary import cleared_quietly, kept_in
 from kway.world import StopRequest, World
 
 _FOR_EVER = timedelta(days=365)
@@ -184,6 +184,7 @@ def main(control: int) -> None:
     announce(folder / BOARD, setup.rank, watched=False)
     stacks.answer_in(folder, setup.rank)
     kept_in(folder)
+    cleared_quietly()
     try:
         group = _Group(setup) if setup.group else None
         for name in setup.preload:

@@ -39,7 +39,7 @@ class Progress:
         ``epoch``, ``step``, ``validation_loss``, and one number for each metric
     ``epoch``
         one entry of ``Training.epochs``
-    ``warning``
+    ``notice``, ``warning``
         ``text``
     ``end``
         nothing; also what ``close`` does
@@ -82,6 +82,9 @@ class Progress:
                 self._validation(event)
             case "epoch":
                 self._epoch(event)
+            case "notice":
+                self.close()
+                self._print(f"note       {event['text']}")
             case "warning":
                 self.close()
                 self._print(f"warning    {event['text']}")

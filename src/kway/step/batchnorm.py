@@ -101,18 +101,25 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
     if not by_batch:
         running = module.running_mean, module.running_var
         return nn.functional.batch_norm(x, *running, module.weight, module.bias, False, 0.0, module.eps)
-    if module.running_mean is not None and x.size(1) != len(module.running_mean):
+    moves = module.training and module.track_running_stats
+    if moves and module.running_mean is not None and x.size(1) != len(module.running_mean):
         raise RuntimeError(
             f"batch normalisation of {len(module.running_mean)} channels got {x.size(1)} (input {tuple(x.shape)})"
         )
     statistics = gather_statistics(x, group, presence.counts)
     # Reading the count waits for the device: only a share this small can mean that the batch is too small.
-    if module.training and x.numel() <= x.size(1) and statistics.count.item() <= 1:
+    values = statistics.count.item() if module.training and x.numel() <= x.size(1) else None
+    if values == 1:
         raise ValueError(
-            f"batch normalisation needs more than 1 value a channel to train, and the global batch has "
-            f"{statistics.count.item():.0f} (input {tuple(x.shape)} on rank {group.rank}): use a larger batch"
+            f"batch normalisation needs more than 1 value a channel to train, and the global batch has 1 "
+            f"(input {tuple(x.shape)} on rank {group.rank}): use a larger batch"
         )
-    if module.training and module.track_running_stats and not recomputing():
+    if values == 0 and x.numel() == 0:
+        # Nothing to normalise on any rank. Torch counts such a batch, and moves nothing else.
+        if moves and module.num_batches_tracked is not None and not recomputing():
+            module.num_batches_tracked.add_(1)
+        return nn.functional.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
+    if moves and not recomputing():
         move(module, statistics)
     arguments = (x, module.weight, module.bias, statistics, module.eps, group, presence.counts)
     y: torch.Tensor = Normalise.apply(*arguments)  # type: ignore[no-untyped-call]

@@ -17,6 +17,7 @@ from kway.step.ema import MovingAverage
 from kway.step.gather import WholeBatch
 from kway.step.gradients import resolve_conjugates
 from kway.step.inputs import caller, move, splitter
+from kway.step.kept_buffers import KeptBuffers
 from kway.step.losses import rule_for
 from kway.step.precision import precision_of
 from kway.step.presence import Presence
@@ -35,7 +36,8 @@ class Outcome:
 
     ``both``: loss and weight as one tensor, where they lie together already.
     ``asked``: what each rank asked for beside its gradients (``StepCore.asked``), shape (ranks,), on the device;
-    ``calls``: the fingerprint of each rank's collectives; ``None`` where no gradients were reduced.
+    ``calls``: the fingerprint of each rank's collectives; ``None`` where no gradients were reduced, and in steps that
+    do not tell it.
     """
 
     loss: Tensor
@@ -101,7 +103,12 @@ def _taken_apart(numbers: Tensor, shares: int, ranks: int, dtype: torch.dtype) -
 
 
 class StepCore(ABC):
-    """Forward passes and the update; a subclass says how a batch becomes gradients."""
+    """Forward passes and the update; a subclass says how a batch becomes gradients.
+
+    ``kept``: what keeps buffers the same over the pieces of a batch, if anything does.
+    """
+
+    kept: KeptBuffers | None
 
     def __init__(
         self,
@@ -128,11 +135,9 @@ class StepCore(ABC):
         self.group, self.signs = group, Signs(group)
         self._stepped = True
         self._roster = Roster(model)
-        self._stateful = {
-            id(module)
-            for module in self._roster.modules
-            if next(module.buffers(recurse=False), None) is not None
-        }
+        # Held, so that no layer made later has the identity of one of them.
+        self._first = list(self._roster.modules)
+        self._known = set(map(id, self._first))
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
@@ -224,6 +229,23 @@ class StepCore(ABC):
         low, high = torch.aminmax(calls)
         return torch.sqrt(low - high)
 
+    def tell_seldom(self, every: int) -> None:
+        """Compare ranks' collectives only once in ``every`` steps, those of all steps so far.
+
+        Comparing them costs a GPU little and the host that starts it more. A loop that wants to know before it goes on
+        asks with ``compare``; the numbers of steps in between are not to be relied on.
+        """
+        self.signs.every = every
+
+    def compare(self) -> None:
+        """Raise ``MispairedError`` where ranks took other steps than the rest that no step has told of yet.
+
+        A collective, but where every step tells.
+        """
+        if self.signs.every > 1 and self.group.size > 1:
+            own = torch.tensor(self.signs.so_far, dtype=torch.int64, device=self.device)
+            check_calls(self.group.stack(own))
+
     def check_parameters(self) -> bool:
         """Return whether the model has other parameters than at the last step, or trains others of them.
 
@@ -235,7 +257,7 @@ class StepCore(ABC):
             return False
         now = Roster(self.model)
         for name, module in self.model.named_modules():
-            if next(module.buffers(recurse=False), None) is not None and id(module) not in self._stateful:
+            if next(module.buffers(recurse=False), None) is not None and id(module) not in self._known:
                 raise UsageError(
                     f"layer {name!r} ({type(module).__name__}) was replaced or added after the run began",
                     "a layer with buffers is prepared when the run begins",
@@ -311,9 +333,9 @@ def check_calls(calls: Tensor, own: int | None = None) -> None:
         ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         few = len(others) <= len(found) // 2
         raise MispairedError(
-            f"{ranks} took another batch in this step, or called other collectives, than the rest"
+            f"{ranks} took other batches, or called other collectives, than the rest"
             if few
-            else "the batches or collectives of this step do not fit together between ranks",
+            else "the batches or collectives of ranks do not fit together",
             "all ranks must take steps over the same batches, with the same parameters, layers and collectives, in the "
             "same order",
             "look for a branch on the rank, or on data, around a batch, a layer or a collective",

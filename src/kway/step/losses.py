@@ -171,6 +171,8 @@ def _as_builtin(loss: Any) -> nn.Module | None:
         known = next((kind for kind in (*_ELEMENTWISE, *_BY_CLASS) if isinstance(loss, kind)), None)
         return loss if known is not None and type(loss).forward is known.forward else None
     function, options = _unwrapped(loss)
+    if not options and (inner := _module_of(function)) is not None:
+        return _as_builtin(inner)
     kind = _FUNCTIONS.get(function) if _hashable(function) else None
     if kind is None:
         return None
@@ -188,6 +190,17 @@ def _unwrapped(loss: Any) -> tuple[Any, dict[str, Any]]:
         options = {**function.keywords, **options}
         function = function.func
     return function, options
+
+
+def _module_of(function: Any) -> nn.Module | None:
+    """Return the module that a function is: itself, or the one whose ``forward`` it is."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, nn.Module) and getattr(function, "__func__", None) in (
+        type(owner).forward,
+        type(owner).__call__,
+    ):
+        return owner
+    return function if isinstance(function, nn.Module) else None
 
 
 def _is_torch_s_sum(loss: Any) -> bool:

@@ -58,7 +58,7 @@ class ShardStatistics:
         self.layers = [module for _, module in found]
         self.shard, self._device = 0, device
         # Not num_features: torch does not look at it, and who prunes channels by hand may leave it as it was.
-        self._widths = [width_of(module) for module in self.layers]
+        self._widths = [width_of(module) or 0 for module in self.layers]
         channels = sum(self._widths)
         held = [t for module in self.layers for t in (module.weight, module.running_mean) if t is not None]
         self._dtype = torch.float64 if any(t.dtype == torch.float64 for t in held) else torch.float32
@@ -83,6 +83,9 @@ class ShardStatistics:
     def normalise(self, place: int, x: Tensor) -> Tensor:
         """Normalise x, shape (N, C, ...), by its own statistics, as layer ``place`` does, and note them."""
         module = self.layers[place]
+        if not self._widths[place] or not x.numel():
+            # Nothing to note: there are no statistics to move, or no samples.
+            return nn.functional.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
         seen = self._seen.get(self.shard)
         if seen is None:
             seen = self._seen[self.shard] = _Seen(self._widths, self._dtype, self._device)
@@ -177,7 +180,7 @@ def per_shard(model: nn.Module, shards: int, device: torch.device) -> Iterator[S
             if not module.training:
                 return plain(module, x)
             module._check_input_dim(x)  # type: ignore[no-untyped-call]
-            if x.numel() <= x.size(1):
+            if x.numel() == x.size(1):
                 raise ValueError(
                     f"batch normalisation needs more than 1 value a channel to train, and shard "
                     f"{statistics.shard} has 1 (input {tuple(x.shape)}): use a larger batch or fewer shards"

@@ -33,13 +33,14 @@ def move(module: _BatchNorm, statistics: Statistics) -> None:
     unbiased = torch.addcdiv(statistics.var, statistics.var, statistics.count - 1)
     for running, value in ((module.running_mean, statistics.mean), (module.running_var, unbiased)):
         if running is not None and factor is not None:
-            running.copy_(torch.lerp(running.double(), value, factor))
+            # Past autograd, as torch's own kernel: what was computed with the old values keeps its backward pass.
+            running.data.copy_(torch.lerp(running.double(), value, factor))
 
 
-def width_of(module: _BatchNorm) -> int:
-    """Return how many channels a layer has."""
-    held = next((t for t in (module.weight, module.running_mean, module.running_var) if t is not None), None)
-    return module.num_features if held is None else len(held)
+def width_of(module: _BatchNorm) -> int | None:
+    """Return how many channels a layer has, or ``None`` where it has no tensor that says so and takes any number."""
+    held = (module.weight, module.running_mean, module.running_var)
+    return next((len(tensor) for tensor in held if tensor is not None), None)
 
 
 def move_together(running: list[Tensor], values: Tensor, factor: float) -> None:

@@ -50,7 +50,7 @@ class ShardStep(StepCore):
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
         self.first = held[group.rank][0]
         self._tree = TreeReducer(group.apart(), shards, held)
-        self._kept = KeptBuffers(model, [*statistics.layers], SHARD)
+        self.kept: KeptBuffers = KeptBuffers(model, [*statistics.layers], SHARD)
         self._lay_out()
 
     def prepare(self, share: Share) -> bool:
@@ -70,7 +70,7 @@ class ShardStep(StepCore):
         self.presence.take(share)
         self._doubles = False
         self.statistics.clear()
-        self._kept.begin()
+        self.kept.begin()
 
         def leaf(shard: int) -> list[Tensor]:
             scalars, counts = self._shard(shard, share, draws, tally)
@@ -92,7 +92,7 @@ class ShardStep(StepCore):
         complete = self._buckets.finish(scalars, counts)
         self._flat.hand_out(complete)
         self.statistics.finish(self.group)
-        self._kept.end_of_step(self.group, idle=share.total < self.shards)
+        self.kept.end_of_step(self.group, idle=share.total < self.shards)
         # In the dtype of one device's loss, which a rank without samples has to read from the others.
         numbers = self._flat.scalars
         doubles = self._doubles if share.count else bool(numbers[-2] > 0)
@@ -100,18 +100,19 @@ class ShardStep(StepCore):
         # 0, or NaN where a gradient came too late: then all of the step is NaN, and never another number.
         late = numbers[-1]
         losses, weights, calls, asked = numbers[: 4 * self.shards].view(4, self.shards)
-        calls, asked = calls[: self.group.size], asked[: self.group.size]
-        if self.group.size > 1:
-            late = late + self.mispaired(calls, own)
+        told = None if own is None else calls[: self.group.size]
+        asked = asked[: self.group.size]
+        if self.group.size > 1 and told is not None and own is not None:
+            late = late + self.mispaired(told, own)
         loss, weight = losses.sum() + late, weights.sum() + late
         self._flat.divide_(weight / share.total if self.rule.averaged else late + 1.0 / share.total)
         if self.rule.averaged:
             loss = loss / weight
-        return Outcome(loss, weight, losses, asked, calls)
+        return Outcome(loss, weight, losses, asked, told)
 
     def forget(self) -> None:
         """Take the buffers' values anew with the next step: their versions do not tell of a replay."""
-        self._kept.forget()
+        self.kept.forget()
 
     def _lay_out(self) -> None:
         # Not the frozen ones: they would be cloned and travel as zeros.
@@ -146,7 +147,7 @@ class ShardStep(StepCore):
             output, target, total, weight = self.forward(batch, samples)
             self.backward(total / share.total, output)
             self._check_frozen()
-            self._kept.end_of_piece()
+            self.kept.end_of_piece()
             slots = torch.zeros(4 * self.shards + 2, dtype=wide(total.dtype), device=self.device)
             slots[shard], slots[self.shards + shard] = total.detach(), weight
             if slots.dtype == torch.float64:

@@ -50,7 +50,7 @@ class ShareStep(StepCore):
         super().__init__(job, model, optimizer, device, presence, group)
         self.place, self.ranks = place, ranks
         self._reduce, self._divide = reduce, divide
-        self._kept = KeptBuffers(model, [], MICRO_BATCH) if keeps_buffers else None
+        self.kept = KeptBuffers(model, [], MICRO_BATCH) if keeps_buffers else None
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed: see ``StepCore.prepare``."""
@@ -71,14 +71,14 @@ class ShareStep(StepCore):
         draws.at(0)
         self.clear_gradients()
         slots = self._accumulate(share, tally)
-        calls = asked = None
+        calls = asked = own = None
         if self._reduce is not None:
             own = self.signs.write(slots[2, self.place], slots[3, self.place])
             slots = self._reduce(slots.view(-1), share.count > 0).view(slots.shape)
-            calls, asked = slots[2], slots[3]
+            calls, asked = None if own is None else slots[2], slots[3]
         losses = slots[0]
         loss, weight = slots[:2].sum(1).unbind()
-        if calls is not None:
+        if calls is not None and own is not None:
             weight = weight + self.mispaired(calls, own)
         divisor = weight / share.total
         if not self.rule.averaged:
@@ -94,8 +94,8 @@ class ShareStep(StepCore):
 
     def forget(self) -> None:
         """Take the buffers' values anew with the next step: see ``ShardStep.forget``."""
-        if self._kept is not None:
-            self._kept.forget()
+        if self.kept is not None:
+            self.kept.forget()
 
     def _whole(self, share: Share) -> bool:
         """Whether one device can divide before backward. Not with a scaler: what overflows must not depend on it."""
@@ -108,7 +108,7 @@ class ShareStep(StepCore):
         """
         slots: Tensor | None = None
         self.presence.take(share)
-        kept = self._kept if len(share.micro) > 1 else None
+        kept = self.kept if len(share.micro) > 1 else None
         if kept is not None:
             kept.begin()
         for batch, samples in share.micro:

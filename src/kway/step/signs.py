@@ -1,23 +1,29 @@
 """What a rank tells all others with its gradients: which collectives it called, and what it asks for."""
 
+import zlib
+
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kway.comm.group import Group
 
 Tensor = torch.Tensor
+# What single precision holds exactly.
+_MOST = 1 << 24
 
 
 class Signs:
     """Writes the fingerprint of a rank's collectives, and its wish, where they travel.
 
     The fingerprint is that of the collectives between two steps plus that of those within the step, up to where
-    it is written.
+    it is written. ``every``: how seldom it is told. Where that is not every step, it is one of all steps so far, so
+    that what differed in a step shows in every later one; ``so_far`` is that fingerprint.
     """
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._between, self._asked = 1, 0
+        self.every, self.so_far, self._steps = 1, 0, 0
         # For recorded steps, which read there what changes: the fingerprint and the wish.
         self.on_device, self.own = False, 0
         self._cells: Tensor | None = None
@@ -27,9 +33,14 @@ class Signs:
         """Begin a step. ``asked``: a small whole number for all other ranks."""
         self._between, self._asked = self._group.trace.take(), asked
 
-    def write(self, fingerprint: Tensor, asked: Tensor) -> int:
-        """Write this rank's fingerprint and wish into two scalar tensors that are 0; return the fingerprint."""
+    def write(self, fingerprint: Tensor, asked: Tensor) -> int | None:
+        """Write this rank's fingerprint and wish into two scalar tensors that are 0.
+
+        Return the fingerprint, or ``None`` in a step that does not tell it.
+        """
         self.own = self._group.trace.take()
+        if self.every > 1:
+            return self._write_seldom(fingerprint, asked)
         # What is written is another way for a recording, and no part of what makes two steps alike.
         with _disable_current_modes():
             return self._write(fingerprint, asked)
@@ -49,11 +60,22 @@ class Signs:
             asked.fill_(self._asked)
         return self.own + self._between
 
+    def _write_seldom(self, fingerprint: Tensor, asked: Tensor) -> int | None:
+        self.so_far = zlib.crc32(b"%d %d" % (self._between, self.own), self.so_far) % _MOST
+        self._steps += 1
+        if self._asked:
+            asked.fill_(self._asked)
+        if self._steps % self.every:
+            return None
+        fingerprint.fill_(self.so_far)
+        return self.so_far
+
     def tell(self, own: int) -> None:
         """Bring to the device what a recorded step writes. ``own``: the fingerprint of the collectives in it."""
         now = (own + self._between, self._asked)
         if self._cells is None or now == self._told:
             return
-        for cell, value in zip(self._cells, now, strict=True):
-            cell.fill_(value)
+        for cell, value, before in zip(self._cells, now, self._told, strict=True):
+            if value != before:
+                cell.fill_(value)
         self._told = now

@@ -23,7 +23,7 @@ from kway.step.core import Outcome
 from kway.step.gradients import dense
 from kway.step.handed import load_state
 from kway.step.inputs import move
-from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
+from kway.step.kinds import DEFAULT_KIND, Runner, kind_of, open_kind
 from kway.step.precision import cast, precision_of
 from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
@@ -84,6 +84,7 @@ class Engine:
             self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
             self._step = self._level.open(self.part, self.optimizer)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened)
+            self._tells_each = self.device.type == "cpu" or kind_of(step_kind).records
         except BaseException:
             self.close()
             raise
@@ -91,6 +92,18 @@ class Engine:
     def ask(self, wishes: int) -> None:
         """Tell all other ranks a small whole number with the next step's gradients: see ``Outcome.asked``."""
         self._step.asked = wishes
+
+    def compare_seldom(self, every: int) -> None:
+        """Compare what ranks did once in ``every`` steps, where that costs something, and in ``compare``.
+
+        A CPU has the numbers at hand, and a recorded step compares them without the host.
+        """
+        if not self._tells_each:
+            self._step.tell_seldom(every)
+
+    def compare(self) -> None:
+        """Raise ``MispairedError`` where ranks took other steps than the rest: see ``StepCore.compare``."""
+        self._step.compare()
 
     def parts(self) -> dict[str, Any]:
         """Return the state that the next step depends on beside the weights: see ``kway.step.state``."""
@@ -216,11 +229,17 @@ class Engine:
         """Run the model in evaluation mode over all micro-batches, on all ranks equally often."""
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
+        self._step.forget()
         try:
             for share in shares:
                 self.status.beat()
                 self.part.presence.take(share)
                 start = 0
+                # As in training, buffers move once a batch: how many pieces a rank computes depends on the number of
+                # ranks.
+                kept = self._step.kept if self.level == "bits" or len(share.micro) > 1 else None
+                if kept is not None:
+                    kept.begin()
                 for place, (batch, count) in enumerate(share.micro):
                     indices = share.indices[start : start + count]
                     start += count
@@ -228,6 +247,10 @@ class Engine:
                         yield place, indices, count, *self._step.forward(batch, count)
                     else:
                         yield place, indices, count, self._step.output(batch)
+                    if kept is not None:
+                        kept.end_of_piece()
+                if kept is not None:
+                    kept.end_of_step(self.part.batch_group, idle=False)
         finally:
             for module, mode in modes.items():
                 module.training = mode

@@ -30,7 +30,8 @@ class StepClock:
     def __init__(self, device: torch.device, status: Status | None = None) -> None:
         self.device = device
         self.status = Status() if status is None else status
-        self.own = OwnWork(self.status)
+        # Of a GPU it would say how fast the host gives it work.
+        self._own = OwnWork(self.status) if device.type == "cpu" else None
         self.windows: list[float] = []
         self._idle = idle_of(device)
         self._lasts = LASTS if device.type == "cuda" else 0.0
@@ -55,7 +56,8 @@ class StepClock:
 
     def step(self, samples: int = 0) -> None:
         """Count one step with ``samples`` on this rank, and close the window where it is full."""
-        self.own.end(samples)
+        if self._own is not None:
+            self._own.end(samples)
         if self._to_skip:
             self._to_skip -= 1
             if not self._to_skip:
@@ -78,7 +80,8 @@ class StepClock:
         source = iter(items)
         for step in count(steps + 1):
             self.status.at("input", step)
-            self.own.begin()
+            if self._own is not None:
+                self._own.begin()
             self._idle.wait_begins()
             start = time.perf_counter()
             try:
@@ -91,7 +94,7 @@ class StepClock:
 
     def work(self) -> Work | None:
         """Return what this rank does in a step; ``None`` after too few steps, and on a GPU, whose time it is not."""
-        return self.own.work() if self.device.type == "cpu" else None
+        return None if self._own is None else self._own.work()
 
     @property
     def step_s(self) -> float | None:

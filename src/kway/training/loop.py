@@ -25,7 +25,7 @@ from kway.training.clock import StepClock
 from kway.training.facts import check_options, check_within, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
-from kway.training.requests import STOP, Requests, who_asked
+from kway.training.requests import LAG, STOP, Requests, who_asked
 from kway.training.saving import Position, Saver
 from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
@@ -90,7 +90,9 @@ class Loop:
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
         self.loader = self.engine.loader(train)
         self.validation = None if held is None else self._open(self.engine.loader(held))
-        self.clock, self.watch = StepClock(self.engine.device, self.status), LossWatch(self.engine.device)
+        self.engine.compare_seldom(LAG)
+        self.clock = StepClock(self.engine.device, self.status)
+        self.watch = LossWatch(self.engine.device, compare=self.engine.compare)
         self.steps = self.epoch = 0
         self.course: _Course | None = None
         self.requests = Requests(self.engine.device)
@@ -110,6 +112,8 @@ class Loop:
                     "resumed_from_step": resumed,
                 }
             )
+            for line in dict.fromkeys([*spec.told, *self.loader.parts.notices, *self.notices]):
+                self._say({"event": "notice", "text": line})
             # An epoch that was begun is ended, though the run has taken all its steps.
             while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
                 self._epoch(self.epoch)

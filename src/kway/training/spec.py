@@ -62,6 +62,7 @@ class TrainSpec:
 
     ``is_kept``: whether the folder outlives the run, so that checkpoints can be kept there, every
     ``checkpoint_every``, the last ``keep`` of them. ``resume``: the folder of the checkpoint to go on from.
+    ``told``: lines for the user that were known before the run began.
     ``facts``: what the job is, for checkpoints (see ``kway.training.facts``); ``subject``: for the record.
     """
 
@@ -80,6 +81,7 @@ class TrainSpec:
     checkpoint_every: Interval | None = None
     keep: int | None = None
     resume: str | None = None
+    told: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     subject: dict[str, Any] = field(default_factory=dict)
 

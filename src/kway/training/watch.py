@@ -34,7 +34,10 @@ class LossWatch:
     have long arrived: the host does not wait. On a CPU, where reading costs nothing, they are read at once.
     """
 
-    def __init__(self, device: torch.device, every: int = 50) -> None:
+    def __init__(
+        self, device: torch.device, every: int = 50, compare: Callable[[], None] = lambda: None
+    ) -> None:
+        self._compare = compare
         self.every, self._lag = (1, 0) if device.type == "cpu" else (every, LAG)
         self._count = 0
         self._open: list[tuple[int, int, Outcome]] = []
@@ -63,11 +66,15 @@ class LossWatch:
         self._take_arrived()
 
     def check(self) -> None:
-        """Read back what is open. Raises ``NonFiniteError`` that names epoch, step and rank."""
+        """Read back what is open. A collective.
+
+        Raises ``NonFiniteError`` that names epoch, step and rank, and ``MispairedError``.
+        """
         if self._open:
             self._send(None)
         while self._sent:
             self._take(self._sent.popleft())
+        self._compare()
 
     def _send(self, told: Callable[[float], None] | None) -> None:
         pairs = [outcome.pair for _, _, outcome in self._open]

