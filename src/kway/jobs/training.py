@@ -253,7 +253,7 @@ def run_rank(
 
 
 def _as_trained(model: nn.Module, folder: Path) -> nn.Module:
-    """Give ``model`` the weights that ranks left in ``folder``; what it has no tensor for is a buffer that they made."""
+    """Give ``model`` the weights that ranks left in ``folder``. What it has no tensor for is a buffer of theirs."""
     state = read_tensors(folder / "weights.safetensors")
     register_new(model, state)
     load_tensors(model, state, "of the run")
