@@ -25,8 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.stall(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or with -m a module")
+    # Texts of every kind, also empty ones, which flags of kway's own may not be.
     rest = parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own"
+        "arguments", type=str, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own"
     )
     rest.required = False  # or the message about a missing script would ask for these, too
 
