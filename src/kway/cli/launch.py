@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.devices.select import parse, warnings
     from kway.devices.topology import discover
     from kway.launch import script
+    from kway.launch.temporary import check_temporary
     from kway.units import duration
 
     stall_timeout = duration("--stall-timeout", args.stall_timeout)
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     for line in warnings(devices, cluster):
         print(f"kway: warning: {line}", file=sys.stderr)
     if args.logs is not None:
+        check_temporary()  # before there is a folder of logs of what could not start
         _make_folder(args.logs)
     on_cpu = devices[0] == "cpu"
     script.launch(

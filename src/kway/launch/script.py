@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -21,6 +20,7 @@ from kway.launch.process import SOURCES
 from kway.launch.script_rank import Script
 from kway.launch.stall import StallWatch, waited_for
 from kway.launch.status import BOARD, Board
+from kway.launch.temporary import temporary_folder
 
 _LEAVE_S = 3.0
 
@@ -50,7 +50,7 @@ def launch(
     shared = address.environment(devices, threads if size > 1 else None)
     address.check_interface(shared, address.backend_of(devices))
     open_missing()
-    with signals_raise(), address.reserved_port() as port, _folder() as folder:
+    with signals_raise(), address.reserved_port() as port, temporary_folder() as folder:
         board = Board(folder / BOARD, size)
         own = [address.rank_variables(rank, size, port) if size > 1 else {} for rank in range(size)]
         with enough(size):
@@ -148,12 +148,6 @@ def _ended(crew: Crew) -> Iterator[Callable[[int], None]]:
         crew.end(leave=_LEAVE_S if failed else 0.0, only=failed[0] if failed else None)
         raise
     crew.end(leave=_LEAVE_S)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="kway-", ignore_cleanup_errors=True) as name:
-        yield Path(name)
 
 
 def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Board) -> None:
