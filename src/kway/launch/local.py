@@ -18,7 +18,7 @@ from kway.launch.output import Echo, to_parent
 from kway.launch.payload import load
 from kway.launch.stall import StallWatch
 from kway.launch.status import BOARD, Board
-from kway.launch.temporary import made_folder
+from kway.launch.temporary import made_folder, needs_room
 from kway.launch.worker import Setup, Task
 from kway.world import StopRequest
 
@@ -148,7 +148,8 @@ class Ranks:
 
     def _start(self) -> Crew:
         open_missing()
-        self._board = Board(self._own_folder() / BOARD, self.size)
+        with needs_room(self._own_folder()):
+            self._board = Board(self._own_folder() / BOARD, self.size)
         with address.listening_socket() as listener:
             port = listener.getsockname()[1]
             crew = Crew(

@@ -20,7 +20,7 @@ from kway.launch.process import SOURCES
 from kway.launch.script_rank import Script
 from kway.launch.stall import StallWatch, waited_for
 from kway.launch.status import BOARD, Board
-from kway.launch.temporary import temporary_folder
+from kway.launch.temporary import needs_room, temporary_folder
 
 _LEAVE_S = 3.0
 
@@ -51,7 +51,8 @@ def launch(
     address.check_interface(shared, address.backend_of(devices))
     open_missing()
     with signals_raise(), address.reserved_port() as port, temporary_folder() as folder:
-        board = Board(folder / BOARD, size)
+        with needs_room(folder):
+            board = Board(folder / BOARD, size)
         own = [address.rank_variables(rank, size, port) if size > 1 else {} for rank in range(size)]
         with enough(size):
             crew = Crew(

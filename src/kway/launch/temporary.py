@@ -1,15 +1,17 @@
 """Temporary files: of a job, and of what its ranks start. They lie in folders that go however it all ends."""
 
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import current_process
 from pathlib import Path
 from typing import Any
 
 from kway.errors import UsageError
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 _DO = "set TMPDIR to a folder with room"
 
 
@@ -37,6 +39,21 @@ def temporary_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def needs_room(folder: Path, size: int | None = None) -> Iterator[None]:
+    """Turn a disk that is full while the block writes ``size`` bytes into ``folder`` into ``NoRoomError``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        room = [] if size is None else [f"{size} bytes are to be written"]
+        with suppress(OSError):
+            room.append(f"{shutil.disk_usage(folder).free} bytes are free")
+        reason = ", ".join([error.strerror or str(error), *room])
+        raise NoRoomError(f"the temporary folder {folder} cannot take the job's data", reason, _DO) from None
 
 
 def kept_in(folder: Path) -> None:
