@@ -200,6 +200,23 @@ def test_what_is_not_there_is_refused_before_anything_starts(target, module, lef
     assert leftovers() == {}
 
 
+def test_a_module_from_a_working_directory_that_was_removed_is_one_error(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match="the working directory is not there any more") as caught:
+        launch("json.tool", [], ["cpu"] * 2, module=True)
+    assert caught.value.exit_code == 2
+
+
+def test_a_working_directory_that_goes_while_a_rank_starts_is_that_error_too(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.setattr("kway.launch.script.check", lambda target, module: (tmp_path / "gone").rmdir())
+    with pytest.raises(UsageError, match="the working directory is not there any more"):
+        launch("json.tool", [], ["cpu"] * 2, module=True)
+
+
 def test_modules_are_found_without_being_imported(tmp_path, monkeypatch):
     for name in ("package/__init__.py", "package/inner/deep/module.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from kway.launch.failure import Failure
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.process import SOURCES
-from kway.launch.script_rank import Script
+from kway.launch.script_rank import Script, working_folder
 from kway.launch.stall import StallWatch, waited_for
 from kway.launch.status import BOARD, Board
 from kway.launch.temporary import needs_room, temporary_folder
@@ -116,7 +116,7 @@ def _missing(target: str) -> str | None:
     parts = target.split(".")
     if not all(parts):
         return target
-    places: Sequence[str] | None = [str(Path.cwd()), *sys.path]
+    places: Sequence[str] | None = [working_folder(), *sys.path]
     for count in range(1, len(parts) + 1):
         name = ".".join(parts[:count])
         if places is None:  # what is in front of it is no package
