@@ -217,6 +217,12 @@ def test_a_working_directory_that_goes_while_a_rank_starts_is_that_error_too(tmp
         launch("json.tool", [], ["cpu"] * 2, module=True)
 
 
+def test_what_finds_modules_may_be_of_an_old_kind(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
+    with pytest.raises(UsageError, match="no module 'a_module_that_is_not_there'"):
+        check("a_module_that_is_not_there", True)
+
+
 def test_modules_are_found_without_being_imported(tmp_path, monkeypatch):
     for name in ("package/__init__.py", "package/inner/deep/module.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -135,7 +135,9 @@ def _missing(target: str) -> str | None:
 
 def _installed(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
     """Ask all that finds modules in this Python: packages that are installed in place need not be on its path."""
-    found = (finder.find_spec(name, places, None) for finder in sys.meta_path)
+    # One without the method is passed over, as Python does itself.
+    asked = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    found = (find(name, places, None) for find in asked if find is not None)
     return next((spec for spec in found if spec is not None), None)
 
 
