@@ -131,7 +131,17 @@ def folder_in_place_of_a_file(folder):
     (folder / "optimizer.safetensors").mkdir()
 
 
+def pipe(name):
+    def damage(folder):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return damage
+
+
 DAMAGES = [
+    (pipe("manifest.json"), r"manifest\.json is no regular file"),
+    (pipe("weights.safetensors"), r"weights\.safetensors is no regular file"),
     (truncate, r"weights\.safetensors has \d+ bytes: it was written with \d+"),
     (flip, r"optimizer\.safetensors was changed after it was written"),
     (lose, r"optimizer\.safetensors is missing"),

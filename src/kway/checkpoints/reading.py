@@ -1,5 +1,6 @@
 """Checkpoints that are on disk: which is the newest, whether it is whole, what is in it."""
 
+import stat
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,8 +87,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     is not whole.
     """
     try:
+        _size(path / MANIFEST)
         manifest = Manifest.from_bytes((path / MANIFEST).read_bytes(), path / MANIFEST)
-        sizes = {name: (path / name).stat().st_size for name in manifest.files}
+        sizes = {name: _size(path / name) for name in manifest.files}
     except FileNotFoundError as error:
         raise UsageError(f"{error.filename} is missing") from None
     except OSError as error:
@@ -140,3 +142,11 @@ def _whole(place: Place) -> tuple[Checkpoint | None, str]:
     except UsageError as error:
         return None, str(error)
     return checkpoint, ""
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file. Raises ``OSError``, and ``UsageError`` for what would be waited for when read."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"{path} is no regular file", "", "name another checkpoint")
+    return found.st_size
