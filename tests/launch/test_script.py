@@ -53,20 +53,27 @@ def test_what_the_script_defines_can_be_pickled_to_the_very_end(script, capsys):
     assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] Point []", "[rank 1] Point []"]
 
 
-def test_the_scripts_own_group_meets_at_the_reserved_port(script, capsys, monkeypatch):
+def test_the_scripts_own_group_meets_at_the_reserved_port(script, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MASTER_PORT", "1")
     path = script(
-        "import torch, torch.distributed as dist\n"
-        "for _ in range(2):\n"
+        "import pathlib, socket, torch, torch.distributed as dist\n"
+        "def store_is_up():\n"
+        "    with socket.socket() as probe:\n"
+        "        return not probe.connect_ex((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])))\n"
+        "for turn in range(2):\n"
         "    dist.init_process_group('gloo')\n"
         "    total = torch.tensor([rank + 1])\n"
         "    dist.all_reduce(total)\n"
         "    dist.barrier()\n"
         "    dist.destroy_process_group()\n"
-        "    time.sleep(rank)  # who is early meets the store of the first group, which rank 0 is taking down\n"
+        # Who is early meets the store of the first group: rank 0 says when it has taken that down.
+        "    down = pathlib.Path(sys.argv[1]) / f'down-{turn}'\n"
+        "    while store_is_up() if rank == 0 else not down.exists():\n"
+        "        time.sleep(0.01)\n"
+        "    down.touch()\n"
         "print(int(total))"
     )
-    launch(path, [], ["cpu"] * 2, threads=1)
+    launch(path, [str(tmp_path)], ["cpu"] * 2, threads=1)
     assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] 3", "[rank 1] 3"]
 
 
