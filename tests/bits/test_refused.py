@@ -19,6 +19,11 @@ TRAIN = ["train", "mlp", "--data", "synthetic", "--exactness", "bits", "--epochs
         (["--devices", "cpu:2", "--micro-batch", "4"], "the shards are the micro-batches"),
         (["--devices", "cpu:1", "--micro-batch", "4"], "the shards are the micro-batches"),
         (["--devices", "cpu:2", "--shards", "0"], "shards"),
+        (
+            ["--devices", "cpu:2", "--shards", "65537"],
+            "shards=65537: at most 65536: each is a pass of its own",
+        ),
+        (["--devices", "cpu:1", "--shards", "1000000000"], "as many as the devices that you will ever use"),
     ],
 )
 def test_before_anything_starts(tmp_path, capsys, leftovers, words, said):

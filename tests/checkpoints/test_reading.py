@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ import kway.checkpoints
 from kway.checkpoints.folder import discard
 from kway.checkpoints.reading import newest, open_checkpoint
 from kway.checkpoints.saving import remove_older, write_checkpoint
-from kway.checkpoints.snapshot import freeze
+from kway.checkpoints.snapshot import Snapshot, freeze
 from kway.errors import UsageError
 
 
@@ -55,6 +56,19 @@ def test_tied_weights_are_one_tensor_again_and_two_names_in_the_file(checkpoint)
     weights = open_checkpoint(folder).weights()
     assert weights["w"] is weights["tied"]
     assert load_file(folder / "weights.safetensors").keys() == {"w", "tied"}
+
+
+@pytest.mark.parametrize(
+    "ties", [{"tied": "other"}, {"other": "w"}, {"other": "other"}, {"tied": "short"}, {"tied": ["w"]}]
+)
+def test_ties_that_the_weights_do_not_have_are_refused(ties, tmp_path):
+    weights = {"w": torch.ones(2, 3), "tied": torch.ones(2, 3), "short": torch.ones(2)}
+    frozen = replace(freeze(Snapshot(3, 0, weights, {}), {}), ties={})
+    folder = write_checkpoint(tmp_path / "checkpoints", frozen)
+    edited = replace(open_checkpoint(folder).manifest, ties=ties)
+    (folder / "manifest.json").write_bytes(edited.to_bytes())
+    with pytest.raises(UsageError, match=r"manifest\.json says that .* is the tensor of"):
+        open_checkpoint(folder).weights()
 
 
 def test_the_weights_load_in_a_bare_model_without_kway(tmp_path):
@@ -131,7 +145,17 @@ def folder_in_place_of_a_file(folder):
     (folder / "optimizer.safetensors").mkdir()
 
 
+def pipe(name):
+    def damage(folder):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return damage
+
+
 DAMAGES = [
+    (pipe("manifest.json"), r"manifest\.json is no regular file"),
+    (pipe("weights.safetensors"), r"weights\.safetensors is no regular file"),
     (truncate, r"weights\.safetensors has \d+ bytes: it was written with \d+"),
     (flip, r"optimizer\.safetensors was changed after it was written"),
     (lose, r"optimizer\.safetensors is missing"),

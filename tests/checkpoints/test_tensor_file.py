@@ -82,6 +82,25 @@ def test_a_file_of_another_kind_is_one_error(content, tmp_path):
         read_tensors(tmp_path / "x")
 
 
+FOREIGN = [{"complex128": text} for text in ("x", "5", '["w"]', '["other"]', "[[]]", "[" * 20_000, "null")]
+
+
+@pytest.mark.parametrize("metadata", [*FOREIGN, *({"bytes": text} for text in ("5", "[]]", '{"w": 5}'))])
+def test_metadata_that_means_something_else_is_one_error(metadata, tmp_path):
+    save_file({"w": torch.arange(3)}, tmp_path / "x", metadata)
+    with pytest.raises(UsageError, match="x is not a safetensors file of kway") as caught:
+        read_tensors(tmp_path / "x")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("metadata", FOREIGN)
+def test_metadata_of_weights_that_means_something_else_is_one_error(metadata, tmp_path):
+    save_file({"w": torch.arange(3)}, tmp_path / "x", metadata)
+    with pytest.raises(UsageError, match="x has 'complex128' in its metadata") as caught:
+        read_weights(tmp_path / "x")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_large_tensor_is_hashed_and_written_piece_by_piece(tmp_path):
     tensor = torch.arange(3_000_000)
     found = write(tmp_path / "x", {"t": tensor})

@@ -187,6 +187,32 @@ def test_train_refuses(here, capsys, line, named):
     assert sorted(path for path in here.rglob("*") if "__pycache__" not in str(path)) == before
 
 
+COMMANDS = {
+    "train mlp": "--data --data-dir --loss --optimizer --precision --init --devices --strategy --exactness --step-kind"
+    " --validate-every --save-best --early-stop --checkpoint-every --resume-from --stall-timeout --out",
+    "train nets.py:job": "--data --loss --optimizer --precision",
+    "prove mlp": "--data --against --out",
+    "evaluate mlp": "--weights --data-dir",
+    "predict mlp": "--weights --out",
+    "devices": "--out",
+    "launch own.py": "--logs --devices --stall-timeout",
+}
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+@pytest.mark.parametrize(
+    ("command", "flag"), [(c, f) for c, flags in COMMANDS.items() for f in flags.split()]
+)
+def test_a_blank_value_is_no_default(here, capsys, command, flag, blank):
+    name, *target = command.split()
+    before = sorted(here.rglob("*"))
+    assert main([name, flag, blank, *target]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"kway: error: {flag} {blank!r}: it must not be empty")
+    assert (said.err.count("\n"), said.out) == (1, "")
+    assert sorted(here.rglob("*")) == before
+
+
 def test_a_failing_factory_shows_its_traceback(here, capsys):
     assert main(["train", "raises.py:make"]) == 2
     assert "raises.py" in capsys.readouterr().err

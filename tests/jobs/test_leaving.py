@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -103,6 +104,37 @@ def test_a_folder_that_goes_away_is_one_true_error(ranks, tmp_path, size, how):
     assert caught.value.exit_code == 1
     assert "--resume " not in str(caught.value)
     assert not folder.exists()
+
+
+def test_a_run_that_is_stopped_when_its_folder_was_renamed_says_where_its_checkpoints_are(ranks, tmp_path):
+    folder = tmp_path / "run"
+
+    class Stopped(nn.Linear):
+        """Renames the folder once there is a checkpoint in it, and then asks for the end."""
+
+        def forward(self, x):
+            if (folder / "checkpoints" / "step-2").is_dir():
+                folder.rename(tmp_path / "moved")
+                signal.raise_signal(signal.SIGUSR1)
+            time.sleep(0.01)
+            return super().forward(x)
+
+    stopped = replace(job(), model=lambda: Stopped(1, 1))
+    with pytest.raises(KwayError, match=r"stopped by SIGUSR1.* without a checkpoint of it") as caught:
+        kway.train(
+            stopped,
+            devices="cpu:1",
+            ranks=ranks,
+            out=folder,
+            epochs=100,
+            checkpoint_every="2steps",
+            keep=1000,
+        )
+    assert caught.value.exit_code == 1
+    assert caught.value.need == "what it had saved went with the folder"
+    assert "--resume-from" in caught.value.do
+    assert "next save" not in str(caught.value)
+    assert (tmp_path / "moved" / "checkpoints" / "step-2").is_dir()
 
 
 def test_ctrl_c_says_what_can_be_gone_on_with(saved):

@@ -316,6 +316,18 @@ def test_a_named_run_without_a_whole_checkpoint_is_an_error_and_leaves_nothing(t
     assert not (tmp_path / "new").exists()
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path):
+    kway.train(job(), devices="cpu:1", out=tmp_path / "run", steps=2, checkpoint_every="2steps", **bits())
+    named = (tmp_path / "run" / "checkpoints" / "step-2").rename(tmp_path / "step-20")
+    with pytest.raises(UsageError, match="step-20: its manifest says step 2: its name says 20"):
+        kway.train(job(), devices="cpu:1", out=tmp_path / "new", resume=named, **bits())
+    assert not (tmp_path / "new").exists()
+    # Under a name of the user's own it may be kept.
+    other = named.rename(tmp_path / "good")
+    again = kway.train(job(), devices="cpu:1", out=tmp_path / "new", resume=other, steps=4, **bits())
+    assert again.record.resumed_from_step == 2
+
+
 @pytest.mark.parametrize("resume", [None, 1, ""])
 def test_what_is_no_place_to_go_on_from_is_refused(tmp_path, resume):
     with pytest.raises(UsageError, match="resume="):

@@ -1,4 +1,6 @@
 import functools
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +32,34 @@ def refusal(call, *arguments):
     with pytest.raises(UsageError) as caught:
         dump_call(call, arguments, None)
     return str(caught.value)
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_full_disk_is_not_blamed_on_what_was_to_be_sent(tmp_path, count):
+    """A limit on the size of files stands for it; also one that is met by what the first writes left over."""
+    code = (
+        "import resource, sys, pathlib, numpy\n"
+        "from kway.errors import UsageError\n"
+        "from kway.launch.blame import dump_call, dump_value\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (99_968, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
+        f"data = [numpy.ones(100_000 // {count} + 9_000) for _ in range({count})]\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "for send in (lambda: dump_call(print, (1, data), folder), lambda: dump_value('data', data, folder)):\n"
+        "    try:\n"
+        "        send()\n"
+        "    except UsageError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert first.startswith(f"the temporary folder {tmp_path} cannot take the job's data: File too large, ")
+    assert " bytes are to be written, " in first
+    assert first.endswith(" bytes are free; set TMPDIR to a folder with room")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_path_goes_through_attributes_from_the_parameter_name():

@@ -53,20 +53,27 @@ def test_what_the_script_defines_can_be_pickled_to_the_very_end(script, capsys):
     assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] Point []", "[rank 1] Point []"]
 
 
-def test_the_scripts_own_group_meets_at_the_reserved_port(script, capsys, monkeypatch):
+def test_the_scripts_own_group_meets_at_the_reserved_port(script, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MASTER_PORT", "1")
     path = script(
-        "import torch, torch.distributed as dist\n"
-        "for _ in range(2):\n"
+        "import pathlib, socket, torch, torch.distributed as dist\n"
+        "def store_is_up():\n"
+        "    with socket.socket() as probe:\n"
+        "        return not probe.connect_ex((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])))\n"
+        "for turn in range(2):\n"
         "    dist.init_process_group('gloo')\n"
         "    total = torch.tensor([rank + 1])\n"
         "    dist.all_reduce(total)\n"
         "    dist.barrier()\n"
         "    dist.destroy_process_group()\n"
-        "    time.sleep(rank)  # who is early meets the store of the first group, which rank 0 is taking down\n"
+        # Who is early meets the store of the first group: rank 0 says when it has taken that down.
+        "    down = pathlib.Path(sys.argv[1]) / f'down-{turn}'\n"
+        "    while store_is_up() if rank == 0 else not down.exists():\n"
+        "        time.sleep(0.01)\n"
+        "    down.touch()\n"
         "print(int(total))"
     )
-    launch(path, [], ["cpu"] * 2, threads=1)
+    launch(path, [str(tmp_path)], ["cpu"] * 2, threads=1)
     assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] 3", "[rank 1] 3"]
 
 
@@ -198,6 +205,29 @@ def test_what_is_not_there_is_refused_before_anything_starts(target, module, lef
     with pytest.raises(UsageError, match=r"no (file|module)"):
         launch(target, [], ["cpu"] * 2, module=module)
     assert leftovers() == {}
+
+
+def test_a_module_from_a_working_directory_that_was_removed_is_one_error(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match="the working directory is not there any more") as caught:
+        launch("json.tool", [], ["cpu"] * 2, module=True)
+    assert caught.value.exit_code == 2
+
+
+def test_a_working_directory_that_goes_while_a_rank_starts_is_that_error_too(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.setattr("kway.launch.script.check", lambda target, module: (tmp_path / "gone").rmdir())
+    with pytest.raises(UsageError, match="the working directory is not there any more"):
+        launch("json.tool", [], ["cpu"] * 2, module=True)
+
+
+def test_what_finds_modules_may_be_of_an_old_kind(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
+    with pytest.raises(UsageError, match="no module 'a_module_that_is_not_there'"):
+        check("a_module_that_is_not_there", True)
 
 
 def test_modules_are_found_without_being_imported(tmp_path, monkeypatch):

@@ -41,6 +41,12 @@ def places(folder: Path) -> list[Place]:
     return sorted(found, reverse=True)
 
 
+def step_of(path: Path) -> int | None:
+    """Return the step that a folder's name says, or ``None`` where it is no name of kway's."""
+    match = _COMPLETE.fullmatch(path.absolute().name)
+    return int(match[1]) if match else None
+
+
 def final(folder: Path, step: int) -> Path:
     """Return the path of the complete checkpoint of ``step``."""
     return folder / f"step-{step}"

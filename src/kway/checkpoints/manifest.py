@@ -67,11 +67,14 @@ class Manifest:
             files = {
                 name: Sum(int(file["size"]), str(file["sha256"])) for name, file in body["files"].items()
             }
-            found = cls(int(body["step"]), int(body["epoch"]), dict(body["parts"]), dict(body["ties"]), files)
+            ties = {name: str(first) for name, first in body["ties"].items()}
+            found = cls(_count(body, "step"), _count(body, "epoch"), dict(body["parts"]), ties, files)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise UsageError(f"{source} lacks what a manifest needs ({error})") from None
         if not all(name.endswith(".safetensors") and _PART.fullmatch(name[:-12]) for name in files):
             raise UsageError(f"{source} names files outside its folder: {', '.join(files)}")
+        if file_of(WEIGHTS) not in files:
+            raise UsageError(f"{source} names no {file_of(WEIGHTS)}", "every checkpoint has weights")
         return found
 
 
@@ -87,6 +90,13 @@ def check_part(name: object) -> None:
             f"a part {name!r} of a checkpoint",
             f"names are lower-case letters, digits, - and _, at most 64, and not {WEIGHTS!r}",
         )
+
+
+def _count(body: dict[str, Any], name: str) -> int:
+    number = body[name]
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{name} {number!r}, which counts from 0")
+    return number
 
 
 def _signed(body: dict[str, Any]) -> bytes:

@@ -1,5 +1,6 @@
 """Checkpoints that are on disk: which is the newest, whether it is whole, what is in it."""
 
+import stat
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from kway.checkpoints.durable import file_sum
-from kway.checkpoints.folder import Place, places
+from kway.checkpoints.folder import Place, places, step_of
 from kway.checkpoints.manifest import MANIFEST, WEIGHTS, Manifest, file_of
 from kway.checkpoints.state import restore
 from kway.checkpoints.tensor_file import read_tensors
@@ -41,8 +42,15 @@ class Checkpoint:
 
         Raises ``UsageError`` where the file is missing or damaged.
         """
-        read = self._tensors(WEIGHTS)
-        return {name: read[self.manifest.ties.get(name, name)] for name in read}
+        read, ties = self._tensors(WEIGHTS), self.manifest.ties
+        for name, first in ties.items():
+            # Written twice, so that the file is whole without the manifest: what differs was not one tensor.
+            if not {name, first} <= read.keys() or read[name].shape != read[first].shape:
+                raise UsageError(
+                    f"{self.path / MANIFEST} says that {name!r} of the weights is the tensor of {first!r}",
+                    f"{file_of(WEIGHTS)} does not have both, in one shape",
+                )
+        return {name: read[ties.get(name, name)] for name in read}
 
     def part(self, name: str) -> Any:
         """Read a part of the state, equal to what was saved; its tensors are the caller's own.
@@ -86,8 +94,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     is not whole.
     """
     try:
+        _size(path / MANIFEST)
         manifest = Manifest.from_bytes((path / MANIFEST).read_bytes(), path / MANIFEST)
-        sizes = {name: (path / name).stat().st_size for name in manifest.files}
+        sizes = {name: _size(path / name) for name in manifest.files}
     except FileNotFoundError as error:
         raise UsageError(f"{error.filename} is missing") from None
     except OSError as error:
@@ -98,6 +107,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 f"{path / name} has {size} bytes", f"it was written with {manifest.files[name].size}"
             )
     return Checkpoint(path, manifest)
+
+
+def check_step(checkpoint: Checkpoint) -> None:
+    """Raise ``UsageError`` where a checkpoint lies under the name of another step's."""
+    named = step_of(checkpoint.path)
+    if named is not None and named != checkpoint.step:
+        raise UsageError(
+            f"{checkpoint.path}: its manifest says step {checkpoint.step}", f"its name says {named}"
+        )
 
 
 def newest(folder: Path, warn: Callable[[str], None] | None = None) -> Checkpoint | None:
@@ -134,9 +152,16 @@ def newest(folder: Path, warn: Callable[[str], None] | None = None) -> Checkpoin
 def _whole(place: Place) -> tuple[Checkpoint | None, str]:
     try:
         checkpoint = open_checkpoint(place.path)
-        if checkpoint.step != place.step:
-            raise UsageError(f"its manifest says step {checkpoint.step}", f"its name says {place.step}")
+        check_step(checkpoint)
         checkpoint.verify()
     except UsageError as error:
         return None, str(error)
     return checkpoint, ""
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file. Raises ``OSError``, and ``UsageError`` for what would be waited for when read."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"{path} is no regular file", "", "name another checkpoint")
+    return found.st_size

@@ -61,8 +61,9 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
             read[name] = torch.view_as_complex(read[name].clone())
         for name, (dtype, shape) in json.loads(metadata.get(_BYTES, "{}")).items():
             read[name] = read[name].clone().view(AS_BYTES[dtype]).reshape(shape)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise UsageError(f"{path} is not a safetensors file of kway ({error})") from None
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{path} is not a safetensors file of kway ({reason})") from None
     return read
 
 

@@ -68,6 +68,12 @@ class Writer:
         self.held_s += time.perf_counter() - begun
         return waited
 
+    @property
+    def after_failure(self) -> str:
+        """Say what a failed save means for the others: once the writer is closed there is no next one."""
+        untouched = "checkpoints that are there are untouched"
+        return untouched if self._closed else f"{untouched}, and the next save tries again"
+
     def wait(self) -> None:
         """Wait until no save is in flight."""
         if self._thread is not None:
@@ -104,10 +110,7 @@ class Writer:
 
     def _fail(self, step: int, reason: str) -> None:
         self.failures += 1
-        self.failed = (
-            f"checkpoint of step {step} was not written to {self.folder} ({reason}); checkpoints that are there "
-            "are untouched, and the next save tries again"
-        )
+        self.failed = f"checkpoint of step {step} was not written to {self.folder} ({reason})"
 
     def _reason(self, error: Exception, size: int) -> str:
         if not isinstance(error, OSError):

@@ -34,11 +34,12 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
     seed = 0 if args.seed is None else args.seed
     if named is None and args.model not in _zoo_names():
         raise unknown("model", args.model, _zoo_names(), OWN)
-    optimizer, optimizer_text = optimizer_of(args.optimizer or "sgd", args.lr)
+    optimizer, optimizer_text = optimizer_of("sgd" if args.optimizer is None else args.optimizer, args.lr)
     train, validation, source, data_text, notices = _data(args, seed)
-    loss = loss_of(args.loss or (_usual_loss(train) if targets else "mse"))
+    named_loss = args.loss if args.loss is not None else _usual_loss(train) if targets else "mse"
+    loss = loss_of(named_loss)
     usual = "cross-entropy" if type(loss).__name__ == "CrossEntropyLoss" else "mse (usual for real targets)"
-    loss_text = args.loss or usual
+    loss_text = usual if args.loss is None else args.loss
     model, title = _model(args.model, named, source)
     job = Job(
         model=model,
@@ -47,7 +48,7 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
         data=train,
         validation=validation,
         batch_size=args.batch_size,
-        precision=args.precision or "fp32",
+        precision="fp32" if args.precision is None else args.precision,
         metrics=_metrics(loss),
         init=_existing(args.init),
         seed=seed,
@@ -109,15 +110,15 @@ def _overridden(job: Job, args: argparse.Namespace, fixed: dict[str, Any]) -> tu
     }
     if args.init is not None:
         changes["init"] = _existing(args.init)
-    if args.loss:
+    if args.loss is not None:
         changes["loss"] = loss_of(args.loss)
-    if args.optimizer or args.lr is not None:
-        if not args.optimizer:
+    if args.optimizer is not None or args.lr is not None:
+        if args.optimizer is None:
             raise UsageError(
                 "--lr for a Job that has its own optimizer", "", "name one as well: --optimizer sgd"
             )
         changes["optimizer"] = optimizer_of(args.optimizer, args.lr)[0]
-    if args.data:
+    if args.data is not None:
         train, validation, *_ = _data(args, job.seed)
         changes |= {"data": train, "validation": validation}
     changes |= fixed
@@ -131,14 +132,14 @@ def _overridden(job: Job, args: argparse.Namespace, fixed: dict[str, Any]) -> tu
 
 def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list[str]]:
     """Return (training data, validation data, source or None, description, notices)."""
-    name = args.data or sources.DEFAULT_SOURCE
+    name = sources.DEFAULT_SOURCE if args.data is None else args.data
     if not is_reference(name):
         root = args.data_dir or (Path(os.environ["KWAY_DATA"]) if os.environ.get("KWAY_DATA") else None)
         if name not in sources.names():
             raise unknown("data set", name, sources.names(), OWN)
         source = sources.load(name, root, seed)
         text = f"{source.name}: {len(source.train)} to train on, {len(source.validation)} held out"
-        text += "" if args.data else " (no --data was given)"
+        text += "" if args.data is not None else " (no --data was given)"
         return source.train, source.validation, source, text, list(source.notices)
     found = load_object("--data", name)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from kway.errors import UsageError
@@ -11,13 +12,16 @@ from kway.errors import UsageError
 class Parser(argparse.ArgumentParser):
     """A parser that raises ``UsageError`` where argparse prints its usage and exits.
 
-    Flags are not abbreviated. ``type=int`` and ``type=float`` say which number is needed.
+    Flags are not abbreviated. ``type=int`` and ``type=float`` say which number is needed. Texts (no ``type``) and paths
+    may not be blank: an unset variable of a shell would else mean the default, or the folder one is in.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, exit_on_error=False, **options)
         self.register("type", int, _whole)
         self.register("type", float, _number)
+        self.register("type", None, _text)
+        self.register("type", Path, _path)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the arguments in ``words``. Raises ``UsageError``, and ``SystemExit`` after help and version."""
@@ -80,3 +84,15 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text}: it must be a number") from None
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: it must not be empty; leave the flag out, or name something"
+        )
+    return text
+
+
+def _path(text: str) -> Path:
+    return Path(_text(text))

@@ -25,8 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.stall(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or with -m a module")
+    # Texts of every kind, also empty ones, which flags of kway's own may not be.
     rest = parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own"
+        "arguments", type=str, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own"
     )
     rest.required = False  # or the message about a missing script would ask for these, too
 
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.devices.select import parse, warnings
     from kway.devices.topology import discover
     from kway.launch import script
+    from kway.launch.temporary import check_temporary
     from kway.units import duration
 
     stall_timeout = duration("--stall-timeout", args.stall_timeout)
@@ -53,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     for line in warnings(devices, cluster):
         print(f"kway: warning: {line}", file=sys.stderr)
     if args.logs is not None:
+        check_temporary()  # before there is a folder of logs of what could not start
         _make_folder(args.logs)
     on_cpu = devices[0] == "cpu"
     script.launch(

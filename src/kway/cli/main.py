@@ -18,7 +18,7 @@ from kway.cli._screen import Screen, discard, screens
 from kway.errors import KwayError, RankError, StoppedError
 from kway.launch.descriptors import open_missing
 from kway.launch.interrupt import EndedBySignal, ignore_wishes, signals_held, signals_raise
-from kway.launch.temporary import cleared_quietly
+from kway.launch.semaphores import cleared_quietly
 from kway.registry import modules_of, unknown
 
 # The order in which a new user meets them; commands that are not named here follow by name.

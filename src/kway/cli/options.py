@@ -4,12 +4,6 @@ import argparse
 from pathlib import Path
 
 
-def _folder(text: str) -> Path:
-    if not text.strip():
-        raise argparse.ArgumentTypeError(f"{text!r}: a folder needs a name")
-    return Path(text)
-
-
 def model(parser: argparse.ArgumentParser, precision: str = "fp32; TF32 is off") -> None:
     """Add MODEL and the flags that make a job of it. Those of ``loss`` and ``training`` are apart."""
     from kway.data.sources import names as data_names
@@ -94,7 +88,7 @@ def step_kind(parser: argparse.ArgumentParser) -> None:
 def output(parser: argparse.ArgumentParser, record: str) -> None:
     """Add the flags that say where results go."""
     parser.add_argument(
-        "--out", type=_folder, metavar="DIR", help=f"folder for {record} (default runs/TIME-MODEL)"
+        "--out", type=Path, metavar="DIR", help=f"folder for {record} (default runs/TIME-MODEL)"
     )
     parser.add_argument(
         "--json", action="store_true", help="print the record, and nothing else, on standard output"

@@ -9,6 +9,7 @@ from pathlib import Path
 from kway.checkpoints.hold import Hold
 from kway.errors import UsageError
 from kway.jobs.arguments import check_path
+from kway.launch.temporary import temporary_folder
 
 
 @contextmanager
@@ -23,8 +24,8 @@ def claimed(
     it, or it already holds one of the files.
     """
     if out is None:
-        with tempfile.TemporaryDirectory(prefix="kway-") as name:
-            yield Path(name)
+        with temporary_folder() as folder:
+            yield folder
         return
     check_path("out", out)
     folder = Path(out)

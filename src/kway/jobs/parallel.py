@@ -292,7 +292,7 @@ class Session:
 
     def _warn(self) -> None:
         if self._writer is not None and self._writer.failed:
-            warnings.warn(self._writer.failed, stacklevel=3)
+            warnings.warn(f"{self._writer.failed}; {self._writer.after_failure}", stacklevel=3)
 
     def close(self) -> None:
         """End loader workers and take kway's changes off the model."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from kway.checkpoints.manifest import MANIFEST
-from kway.checkpoints.reading import Checkpoint, newest, open_checkpoint
+from kway.checkpoints.reading import Checkpoint, check_step, newest, open_checkpoint
 from kway.errors import UsageError
 from kway.jobs.arguments import check_path
 from kway.step.build import check_names
@@ -62,6 +62,7 @@ def find(
         ) from None
     if (place / MANIFEST).is_file():
         checkpoint = open_checkpoint(place)
+        check_step(checkpoint)
         checkpoint.verify()
     else:
         place = place / FOLDER if (place / FOLDER).is_dir() or resume is True else place

@@ -7,14 +7,20 @@ from typing import Any
 
 from kway.errors import UsageError
 from kway.launch.payload import dump
+from kway.launch.temporary import NoRoomError
 
 _DEEPEST = 12
 
 
 def dump_call(function: Callable[..., Any], arguments: tuple[Any, ...], folder: Path) -> bytes:
-    """Pickle a task. Raises ``UsageError`` that names the path to the object which cannot be sent."""
+    """Pickle a task. Raises ``UsageError`` that names the path to the object which cannot be sent.
+
+    That there is no room for it is nobody's fault in the task: ``NoRoomError`` goes through.
+    """
     try:
         return dump((function, arguments), folder)
+    except NoRoomError:
+        raise
     except Exception as error:
         raise _refusal(function, arguments, error) from error
 
@@ -28,6 +34,8 @@ def dump_value(name: str, value: Any, folder: Path | None = None) -> bytes:
     """Pickle one object that the user knows as ``name``. Raises ``UsageError`` as ``dump_call`` does."""
     try:
         return dump(value, folder)
+    except NoRoomError:
+        raise
     except Exception as error:
         raise _first_refusal([(name, value)], error) from error
 

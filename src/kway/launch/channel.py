@@ -22,9 +22,13 @@ def frame(message: Any) -> bytes:
 
 
 class Inbox:
-    """Cuts the bytes that arrive at a socket into messages. ``closed`` turns true at the other end's close."""
+    """Cuts the bytes that arrive at a socket into messages. ``closed`` turns true at the other end's close.
 
-    def __init__(self) -> None:
+    ``whose``: the rank that the channel is of, in words, for errors.
+    """
+
+    def __init__(self, whose: str) -> None:
+        self._whose = whose
         self._bytes = bytearray()
         self.closed = False
 
@@ -52,7 +56,7 @@ class Inbox:
             mark, length = _HEAD.unpack_from(self._bytes)
             if mark != _MARK:
                 raise KwayError(
-                    f"the control channel of a rank carries {bytes(self._bytes[:16])!r}",
+                    f"the control channel of {self._whose} carries {bytes(self._bytes[:16])!r}",
                     "only kway may write to it",
                     "look for code that writes to a file descriptor which it did not open",
                 )

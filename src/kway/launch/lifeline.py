@@ -38,7 +38,7 @@ class Lifeline:
             self._sock.sendall(frame((kind, value)))
 
     def _receive(self) -> Iterator[Any]:
-        inbox = Inbox()
+        inbox = Inbox("this rank")
         while not inbox.closed:
             yield from inbox.receive(self._sock)
 

@@ -1,7 +1,6 @@
 """The ranks of this machine: started together, kept for one task or several, gone together."""
 
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -19,6 +18,7 @@ from kway.launch.output import Echo, to_parent
 from kway.launch.payload import load
 from kway.launch.stall import StallWatch
 from kway.launch.status import BOARD, Board
+from kway.launch.temporary import made_folder, needs_room
 from kway.launch.worker import Setup, Task
 from kway.world import StopRequest
 
@@ -138,7 +138,7 @@ class Ranks:
 
     def _own_folder(self) -> Path:
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="kway-"))
+            self._folder = made_folder()
         return self._folder
 
     def _watch(self, crew: Crew, size: int, timeout: timedelta | None) -> StallWatch:
@@ -148,7 +148,8 @@ class Ranks:
 
     def _start(self) -> Crew:
         open_missing()
-        self._board = Board(self._own_folder() / BOARD, self.size)
+        with needs_room(self._own_folder()):
+            self._board = Board(self._own_folder() / BOARD, self.size)
         with address.listening_socket() as listener:
             port = listener.getsockname()[1]
             crew = Crew(

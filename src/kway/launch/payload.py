@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import tempfile
+from contextlib import suppress
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 from kway import by_value
+from kway.launch.temporary import needs_room
 
 _LARGE = 64 * 1024
 _ALIGN = 64
@@ -129,13 +131,15 @@ class _File:
         memory = buffer.raw()
         if self._folder is None or memory.nbytes < _LARGE:
             return True
-        if self._out is None:
-            handle, self.path = tempfile.mkstemp(dir=self._folder, prefix="payload-")
-            self._out = os.fdopen(handle, "wb")
-        start = self._out.tell()
-        self.spans.append((start, memory.nbytes))
-        self._out.write(memory)
-        self._out.write(bytes(-memory.nbytes % _ALIGN))
+        with needs_room(self._folder, memory.nbytes):
+            if self._out is None:
+                handle, self.path = tempfile.mkstemp(dir=self._folder, prefix="payload-")
+                self._out = os.fdopen(handle, "wb")
+            start = self._out.tell()
+            self.spans.append((start, memory.nbytes))
+            self._out.write(memory)
+            self._out.write(bytes(-memory.nbytes % _ALIGN))
+            self._out.flush()  # what the disk refuses is known here, and not when the file is closed
         return False
 
     def close(self) -> None:
@@ -143,7 +147,8 @@ class _File:
             self._out.close()
 
     def discard(self) -> None:
-        self.close()
+        with suppress(OSError):  # what could not be written is still waiting to be
+            self.close()
         if self.path is not None:
             Path(self.path).unlink(missing_ok=True)
 
@@ -151,8 +156,8 @@ class _File:
 def dump(obj: Any, folder: Path | None = None) -> bytes:
     """Pickle ``obj``; buffers of at least 64 KiB go to a file in ``folder`` (with ``None``: into the bytes).
 
-    Raises what the pickling raises (``kway.launch.blame`` turns that into an error for the user); then no file
-    is left.
+    Raises ``NoRoomError`` where the folder takes no more, and what the pickling raises (``kway.launch.blame`` turns
+    that into an error for the user); then no file is left.
     """
     out, file = BytesIO(), _File(folder)
     try:

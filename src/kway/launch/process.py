@@ -32,7 +32,7 @@ class RankProcess:
         self, rank: int, entry: str, environment: Mapping[str, str], output: Output, inherit: int = -1
     ) -> None:
         self.rank = rank
-        self.inbox = Inbox()
+        self.inbox = Inbox(f"rank {rank}")
         self.sock, theirs = socket.socketpair()
         with theirs:
             self._process = self._start(entry, environment, theirs.fileno(), inherit)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -18,9 +17,10 @@ from kway.launch.failure import Failure
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.process import SOURCES
-from kway.launch.script_rank import Script
+from kway.launch.script_rank import Script, working_folder
 from kway.launch.stall import StallWatch, waited_for
 from kway.launch.status import BOARD, Board
+from kway.launch.temporary import needs_room, temporary_folder
 
 _LEAVE_S = 3.0
 
@@ -50,8 +50,9 @@ def launch(
     shared = address.environment(devices, threads if size > 1 else None)
     address.check_interface(shared, address.backend_of(devices))
     open_missing()
-    with signals_raise(), address.reserved_port() as port, _folder() as folder:
-        board = Board(folder / BOARD, size)
+    with signals_raise(), address.reserved_port() as port, temporary_folder() as folder:
+        with needs_room(folder):
+            board = Board(folder / BOARD, size)
         own = [address.rank_variables(rank, size, port) if size > 1 else {} for rank in range(size)]
         with enough(size):
             crew = Crew(
@@ -115,7 +116,7 @@ def _missing(target: str) -> str | None:
     parts = target.split(".")
     if not all(parts):
         return target
-    places: Sequence[str] | None = [str(Path.cwd()), *sys.path]
+    places: Sequence[str] | None = [working_folder(), *sys.path]
     for count in range(1, len(parts) + 1):
         name = ".".join(parts[:count])
         if places is None:  # what is in front of it is no package
@@ -134,7 +135,9 @@ def _missing(target: str) -> str | None:
 
 def _installed(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
     """Ask all that finds modules in this Python: packages that are installed in place need not be on its path."""
-    found = (finder.find_spec(name, places, None) for finder in sys.meta_path)
+    # One without the method is passed over, as Python does itself.
+    asked = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    found = (find(name, places, None) for find in asked if find is not None)
     return next((spec for spec in found if spec is not None), None)
 
 
@@ -148,12 +151,6 @@ def _ended(crew: Crew) -> Iterator[Callable[[int], None]]:
         crew.end(leave=_LEAVE_S if failed else 0.0, only=failed[0] if failed else None)
         raise
     crew.end(leave=_LEAVE_S)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="kway-", ignore_cleanup_errors=True) as name:
-        yield Path(name)
 
 
 def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Board) -> None:

@@ -13,11 +13,13 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from threading import current_thread, main_thread
 
+from kway.errors import UsageError
 from kway.launch import stacks
 from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
+from kway.launch.semaphores import cleared_quietly
 from kway.launch.status import BOARD, announce
-from kway.launch.temporary import cleared_quietly, kept_in
+from kway.launch.temporary import kept_in
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,18 @@ def main(control: int) -> None:
     _done(line)
 
 
+def working_folder() -> str:
+    """Return the folder that modules are looked for in first. Raises ``UsageError`` where it was removed."""
+    try:
+        return str(Path.cwd())
+    except OSError as error:
+        raise UsageError(
+            f"the working directory is not there any more ({error.strerror or error})",
+            "-m looks for modules in it",
+            "change to one that is there",
+        ) from None
+
+
 def _done(line: Lifeline) -> None:
     with contextlib.suppress(OSError):  # a script may close what it did not open
         line.send("done")
@@ -87,7 +101,7 @@ def _report(line: Lifeline, rank: int, error: BaseException) -> None:
 def _run(script: Script) -> None:
     sys.argv[:] = [script.target, *script.arguments]
     if script.module:
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.insert(0, working_folder())
         runpy.run_module(script.target, run_name="__main__", alter_sys=True)
         return
     path = str(Path(script.target).absolute())

@@ -98,7 +98,7 @@ class Status:
         self._code = _CODES[phase]
         if step is not None:
             self._step = step
-        self.beat()
+        self._write(time.monotonic())
 
     def beat(self) -> None:
         """Give a sign of life: something got done, though the phase goes on."""

@@ -21,8 +21,9 @@ from kway.launch.blame import dump_value
 from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
 from kway.launch.payload import load
+from kway.launch.semaphores import cleared_quietly
 from kway.launch.status import BOARD, Status, announce, here
-from kway.launch.temporary import cleared_quietly, kept_in
+from kway.launch.temporary import kept_in
 from kway.world import StopRequest, World
 
 _FOR_EVER = timedelta(days=365)

@@ -15,6 +15,7 @@ from torch import nn
 from kway.errors import UsageError, text_of
 from kway.job import Job
 from kway.launch.interrupt import EndedBySignal
+from kway.launch.temporary import check_temporary
 from kway.step.seeds import preserved_everywhere
 from kway.step.storage import read_tensors
 
@@ -101,6 +102,8 @@ def check_factory(what: str, function: Any) -> None:
 
 def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     """Call the job's optimizer once. Raises ``UsageError`` with the user's traceback where that fails."""
+    # Torch looks for one where its first optimizer is made, and the optimizer would be blamed.
+    check_temporary()
     optimizer = called("the optimizer", job.optimizer, model.named_parameters())
     if not hasattr(optimizer, "param_groups"):
         raise UsageError(

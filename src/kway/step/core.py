@@ -242,9 +242,9 @@ class StepCore(ABC):
 
         A collective, but where every step tells.
         """
-        if self.signs.every > 1 and self.group.size > 1:
-            own = torch.tensor(self.signs.so_far, dtype=torch.int64, device=self.device)
-            check_calls(self.group.stack(own))
+        own = self.signs.untold() if self.group.size > 1 else None
+        if own is not None:
+            check_calls(self.group.stack(torch.tensor(own, dtype=torch.int64, device=self.device)))
 
     def check_parameters(self) -> bool:
         """Return whether the model has other parameters than at the last step, or trains others of them.

@@ -3,7 +3,7 @@
 import zlib
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from kway.comm.group import Group
 
@@ -23,7 +23,7 @@ class Signs:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._between, self._asked = 1, 0
-        self.every, self.so_far, self._steps = 1, 0, 0
+        self.every, self.so_far, self._steps, self._told_after = 1, 0, 0, 0
         # For recorded steps, which read there what changes: the fingerprint and the wish.
         self.on_device, self.own = False, 0
         self._cells: Tensor | None = None
@@ -41,6 +41,8 @@ class Signs:
         self.own = self._group.trace.take()
         if self.every > 1:
             return self._write_seldom(fingerprint, asked)
+        if _get_current_dispatch_mode() is None:
+            return self._write(fingerprint, asked)
         # What is written is another way for a recording, and no part of what makes two steps alike.
         with _disable_current_modes():
             return self._write(fingerprint, asked)
@@ -67,7 +69,15 @@ class Signs:
             asked.fill_(self._asked)
         if self._steps % self.every:
             return None
+        self._told_after = self._steps
         fingerprint.fill_(self.so_far)
+        return self.so_far
+
+    def untold(self) -> int | None:
+        """Return the fingerprint of all steps so far, ``None`` where it is known. It counts as told from now on."""
+        if self.every == 1 or self._told_after == self._steps:
+            return None
+        self._told_after = self._steps
         return self.so_far
 
     def tell(self, own: int) -> None:

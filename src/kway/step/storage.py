@@ -12,6 +12,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
+from kway.errors import UsageError
+
 _PAIRS = "complex128"
 
 
@@ -26,9 +28,21 @@ def to_bytes(state: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read what ``to_bytes`` gave, or any safetensors file. Raises ``OSError`` and ``SafetensorError``."""
+    """Read what ``to_bytes`` gave, or any safetensors file.
+
+    Raises ``OSError`` and ``SafetensorError``, and ``UsageError`` where its metadata has another meaning than here.
+    """
     with safe_open(path, framework="pt") as file:
-        pairs = json.loads((file.metadata() or {}).get(_PAIRS, "[]"))
+        named = (file.metadata() or {}).get(_PAIRS, "[]")
         state: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    # A copy: the file aligns numbers to 8 bytes, and torch reads complex ones of 16 as if they were aligned to 16.
-    return {name: torch.view_as_complex(v.clone()) if name in pairs else v for name, v in state.items()}
+    try:
+        for name in json.loads(named):
+            # A copy: the file aligns numbers to 8 bytes, and torch reads complex ones of 16 as if aligned to 16.
+            state[name] = torch.view_as_complex(state[name].clone())
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise UsageError(
+            f"{path} has {_PAIRS!r} in its metadata, which here names tensors of complex numbers as pairs of reals",
+            f"what it says there fits none ({type(error).__name__})",
+            "take it out, or name another file",
+        ) from None
+    return state

@@ -82,12 +82,23 @@ def title(layout: Mapping[str, int]) -> str:
     return ":".join(f"{axis}={size}" for axis, size in layout.items()) or SINGLE
 
 
+# Far more than there are devices for, and the records of so many shards (a figure each, a rank) still fit anywhere;
+# not the size of a batch, as the last one may be smaller than the number of shards.
+MOST_SHARDS = 65_536
+
+
 def check_level(layout: Mapping[str, int], level: str, shards: int = DEFAULT_SHARDS) -> None:
     """Raise ``UsageError`` for an unknown level, ``RefusedError`` for one that an axis cannot keep."""
     level_of(level)
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise UsageError(
             f"shards={shards!r}", "it must be a whole number of at least 1", "leave it out for 8"
+        )
+    if shards > MOST_SHARDS:
+        raise UsageError(
+            f"shards={shards}",
+            f"at most {MOST_SHARDS}: each is a pass of its own over the model, in every step",
+            "as many as the devices that you will ever use are enough",
         )
     known = axes()
     for axis in layout:

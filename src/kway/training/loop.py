@@ -25,14 +25,14 @@ from kway.training.clock import StepClock
 from kway.training.facts import check_options, check_within, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
-from kway.training.requests import LAG, STOP, Requests, who_asked
+from kway.training.requests import STOP, Requests, who_asked
 from kway.training.saving import Position, Saver
 from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
 from kway.training.subject import optimizer_facts
 from kway.training.surroundings import gpu_name, machine, peak_memory, versions
 from kway.training.validation import BEST, Validation
-from kway.training.watch import LossWatch
+from kway.training.watch import TOLD_EVERY, LossWatch
 from kway.training.weights import fingerprint, save_weights, unique_names
 from kway.world import StopRequest, World
 
@@ -90,7 +90,7 @@ class Loop:
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
         self.loader = self.engine.loader(train)
         self.validation = None if held is None else self._open(self.engine.loader(held))
-        self.engine.compare_seldom(LAG)
+        self.engine.compare_seldom(TOLD_EVERY)
         self.clock = StepClock(self.engine.device, self.status)
         self.watch = LossWatch(self.engine.device, compare=self.engine.compare)
         self.steps = self.epoch = 0

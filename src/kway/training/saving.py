@@ -130,8 +130,10 @@ class Saver:
         """
         self.close()
         done = f"stopped by {why} after step {self.at}"
-        if self._writer is not None and self._writer.saved[-1:] != [self.at]:
-            return KwayError(f"{done}, without a checkpoint of it: {self._writer.failed}", self.there)
+        if self._writer is not None and self.last != self.at:
+            gone = "it was written, and is not there any more"
+            lacks = f"{done}, without a checkpoint of it: {self._writer.failed or gone}"
+            return KwayError(lacks, *self._there())
         where = Path(self._spec.folder) / FOLDER / f"step-{self.at}"
         return StoppedError(done, f"{where} is complete", to_go_on(self._spec.folder))
 
@@ -140,22 +142,20 @@ class Saver:
         folder = Path(self._spec.folder)
         lost = f"the weights of step {steps} cannot be written to {folder}"
         if not folder.is_dir():
-            return KwayError(
-                f"{lost}, which was removed or renamed while the run was at work",
-                "what it had saved went with the folder",
-                "if it was renamed, go on with resume= (--resume-from) and its new name",
-            )
+            gone = f"{lost}, which was removed or renamed while the run was at work"
+            return KwayError(gone, *self._there("run it again"))
         then = "run it again" if self.last is None else to_go_on(self._spec.folder)
-        return KwayError(f"{lost}: {error.strerror or error}", self.there, f"make room, and {then}")
+        return KwayError(f"{lost}: {error.strerror or error}", *self._there(f"make room, and {then}"))
 
-    @property
-    def there(self) -> str:
-        """Say what is on the disk to go on from."""
-        last = self.last
+    def _there(self, do: str = "") -> tuple[str, str]:
+        """Say what there is to go on from, and what to do: ``do``, where the checkpoints are not elsewhere by now."""
+        if self.last is not None:
+            return f"the last complete checkpoint is step-{self.last}", do
+        if self._writer is None or not self._writer.saved:
+            return "this run has saved no checkpoint", do
         return (
-            f"the last complete checkpoint is step-{last}"
-            if last is not None
-            else "this run has saved no checkpoint"
+            "what it had saved went with the folder",
+            "if it was renamed, go on with resume= (--resume-from) and its new name",
         )
 
     @property
@@ -190,6 +190,6 @@ class Saver:
         self._writer.notices.clear()
         # Once for each time that it begins to fail.
         if self._writer.failed and not self._warned:
-            lines.append(self._writer.failed)
+            lines.append(f"{self._writer.failed}; {self._writer.after_failure}")
         self._warned = self._writer.failed is not None
         return lines

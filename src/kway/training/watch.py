@@ -11,6 +11,9 @@ from kway.errors import NonFiniteError
 from kway.step.core import Outcome, check_calls
 from kway.training.requests import LAG
 
+# Where comparing what ranks did costs something, it is done once in so many steps, and whenever all is to be known.
+TOLD_EVERY = 32
+
 
 @dataclass
 class _Sent:
