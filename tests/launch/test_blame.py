@@ -74,6 +74,11 @@ def test_the_path_goes_through_containers_and_unnamed_arguments(tmp_path):
     assert text.startswith("argument 2['a'][1][0]: a '_io.TextIOWrapper'")
 
 
+def test_what_the_user_knows_by_name_is_not_called_by_a_number():
+    text = refusal(lambda *all_of_it: None, 1, Job(Data()))
+    assert text.startswith("data.lock: a '_thread.lock'")
+
+
 def test_a_generator_in_a_partial():
     text = refusal(task, functools.partial(print, end=(x for x in [1])))
     assert text.startswith("job.keywords['end']: a 'generator'")

@@ -10,6 +10,7 @@ from kway.launch.payload import dump
 from kway.launch.temporary import NoRoomError
 
 _DEEPEST = 12
+_UNNAMED = "argument "
 
 
 def dump_call(function: Callable[..., Any], arguments: tuple[Any, ...], folder: Path) -> bytes:
@@ -44,6 +45,9 @@ def _first_refusal(parts: list[tuple[str, Any]], error: Exception) -> UsageError
     for name, part in parts:
         if not _travels(part):
             path, found = _deepest(name, part)
+            if name.startswith(_UNNAMED):
+                # A number says nothing to the user, who knows the parts by their names.
+                path = path.removeprefix(f"{name}.")
             kind = f"{type(found).__module__}.{type(found).__qualname__}".removeprefix("builtins.")
             return UsageError(
                 f"{path}: a {kind!r} cannot be sent to other processes",
@@ -67,7 +71,7 @@ def _parameters(function: Callable[..., Any], count: int) -> list[str]:
         ][1:]
     except (TypeError, ValueError):
         names = []
-    return [names[i] if i < len(names) else f"argument {i + 1}" for i in range(count)]
+    return [names[i] if i < len(names) else f"{_UNNAMED}{i + 1}" for i in range(count)]
 
 
 def _travels(value: Any) -> bool:
