@@ -139,7 +139,7 @@ def train(
 
     ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
     ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``checkpoint`` (a save began),
-    ``warning``, ``end``. ``echo``: whether what
+    ``notice``, ``warning``, ``end``. ``echo``: whether what
     ranks print is shown. ``ranks``: CPU ranks that are already started.
 
     Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``StoppedError`` where the run
