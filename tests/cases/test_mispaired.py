@@ -120,9 +120,10 @@ def test_where_steps_tell_seldom_what_differed_in_one_shows_in_every_later_one(r
     assert ranks.run(seldom, job(1), exactness) == [[("told", 4)], [("told", 4)]]
     assert ranks.run(seldom, job(1), exactness, 2) == [[("asked", 2)], [("asked", 2)]]
     assert ranks.run(seldom, job(1), exactness, 2, False) == [[("asked", 0)], [("asked", 0)]]
+    assert ranks.run(seldom, job(1), exactness, None, True, 3) == [[("told", 3)], [("told", 3)]]
 
 
-def seldom(context, given, exactness, asks_after=None, differs=True):
+def seldom(context, given, exactness, asks_after=None, differs=True, tells_in=None):
     """What ranks of which one calls something else in its second step are told, and after how many steps."""
     found = []
     with kway.parallel(
@@ -132,6 +133,7 @@ def seldom(context, given, exactness, asks_after=None, differs=True):
         for batch in p.batches(0):
             if differs and p.steps == 1:
                 p.engine.part.batch_group.trace.note("by itself" if p.rank else "")
+            p.engine.ask(0, p.steps + 1 == tells_in)
             try:
                 p.step(batch)
             except kway.MispairedError:

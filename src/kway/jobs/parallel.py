@@ -26,7 +26,6 @@ from kway.launch.own_watch import watching
 from kway.launch.status import STEP, Status
 from kway.step.build import build
 from kway.step.core import Outcome
-from kway.step.deterministic import bits_hold_within
 from kway.step.kinds import DEFAULT_KIND
 from kway.step.seeds import has_drawn, preserved
 from kway.strategies.engine import Engine
@@ -272,8 +271,7 @@ class Session:
         if path is None:
             return Position(self.steps, 0, 0)
         checkpoint = open_checkpoint(path)
-        within = bits_hold_within(self.engine.device, self.plan.shards, self.engine.step_kind)
-        check_within(checkpoint, within if self.plan.exactness == "bits" else None)
+        check_within(checkpoint, self.engine.holds_within)
         self.engine.restore(checkpoint)
         self.steps = checkpoint.step
         streams = isinstance(self._loader.parts.order, StreamOrder)

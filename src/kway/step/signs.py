@@ -1,7 +1,5 @@
 """What a rank tells all others with its gradients: which collectives it called, and what it asks for."""
 
-import zlib
-
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
@@ -16,14 +14,14 @@ class Signs:
     """Writes the fingerprint of a rank's collectives, and its wish, where they travel.
 
     The fingerprint is that of the collectives between two steps plus that of those within the step, up to where
-    it is written. ``every``: how seldom it is told. Where that is not every step, it is one of all steps so far, so
-    that what differed in a step shows in every later one; ``so_far`` is that fingerprint.
+    it is written. ``every``: how seldom it is told. Where that is not every step, it is one of all collectives so far,
+    so that what differed in a step shows in every later one; ``soon``: it is told in the next step in any case.
     """
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._between, self._asked = 1, 0
-        self.every, self.so_far, self._steps, self._told_after = 1, 0, 0, 0
+        self.every, self.soon, self._steps, self._told_after = 1, False, 0, 0
         # For recorded steps, which read there what changes: the fingerprint and the wish.
         self.on_device, self.own = False, 0
         self._cells: Tensor | None = None
@@ -31,16 +29,18 @@ class Signs:
 
     def begin(self, asked: int) -> None:
         """Begin a step. ``asked``: a small whole number for all other ranks."""
-        self._between, self._asked = self._group.trace.take(), asked
+        self._asked = asked
+        if self.every == 1:
+            self._between = self._group.trace.take()
 
     def write(self, fingerprint: Tensor, asked: Tensor) -> int | None:
         """Write this rank's fingerprint and wish into two scalar tensors that are 0.
 
         Return the fingerprint, or ``None`` in a step that does not tell it.
         """
-        self.own = self._group.trace.take()
         if self.every > 1:
             return self._write_seldom(fingerprint, asked)
+        self.own = self._group.trace.take()
         if _get_current_dispatch_mode() is None:
             return self._write(fingerprint, asked)
         # What is written is another way for a recording, and no part of what makes two steps alike.
@@ -63,22 +63,23 @@ class Signs:
         return self.own + self._between
 
     def _write_seldom(self, fingerprint: Tensor, asked: Tensor) -> int | None:
-        self.so_far = zlib.crc32(b"%d %d" % (self._between, self.own), self.so_far) % _MOST
         self._steps += 1
         if self._asked:
             asked.fill_(self._asked)
-        if self._steps % self.every:
+        if self._steps % self.every and not self.soon:
             return None
-        self._told_after = self._steps
-        fingerprint.fill_(self.so_far)
-        return self.so_far
+        so_far = self.untold()
+        assert so_far is not None
+        fingerprint.fill_(so_far)
+        return so_far
 
     def untold(self) -> int | None:
         """Return the fingerprint of all steps so far, ``None`` where it is known. It counts as told from now on."""
         if self.every == 1 or self._told_after == self._steps:
             return None
         self._told_after = self._steps
-        return self.so_far
+        # Never taken, so that it is one of all of them.
+        return self._group.trace.left % _MOST
 
     def tell(self, own: int) -> None:
         """Bring to the device what a recorded step writes. ``own``: the fingerprint of the collectives in it."""

@@ -20,6 +20,7 @@ from kway.launch.status import Status
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
+from kway.step.deterministic import bits_hold_within
 from kway.step.gradients import dense
 from kway.step.handed import load_state
 from kway.step.inputs import move
@@ -89,9 +90,20 @@ class Engine:
             self.close()
             raise
 
-    def ask(self, wishes: int) -> None:
-        """Tell all other ranks a small whole number with the next step's gradients: see ``Outcome.asked``."""
+    def ask(self, wishes: int, tell: bool = False) -> None:
+        """Tell all other ranks a small whole number with the next step's gradients: see ``Outcome.asked``.
+
+        ``tell``: what this rank did goes along, however seldom it does (``compare_seldom``). The same on all ranks.
+        """
         self._step.asked = wishes
+        self._step.signs.soon = tell
+
+    @property
+    def holds_within(self) -> dict[str, Any] | None:
+        """Within what equal bits of this engine hold: see ``bits_hold_within``. ``None`` at other levels."""
+        if self.level != "bits":
+            return None
+        return bits_hold_within(self.device, self.part.shards, self.step_kind)
 
     def compare_seldom(self, every: int) -> None:
         """Compare what ranks did once in ``every`` steps, where that costs something, and in ``compare``.

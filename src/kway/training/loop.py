@@ -16,7 +16,6 @@ from kway.data.streams import StreamOrder
 from kway.launch.status import Status
 from kway.records import Training
 from kway.step.core import waits_for_figure
-from kway.step.deterministic import bits_hold_within
 from kway.step.seeds import has_drawn
 from kway.step.tally import Tally, mean
 from kway.strategies.engine import Engine
@@ -174,7 +173,7 @@ class Loop:
         shares = iter(()) if self._is_over() else self.loader.epoch(epoch, course.step)
         for share in self.clock.waited(shares, self.steps):
             wishes = self._wishes()
-            self.engine.ask(wishes)
+            self.engine.ask(wishes, self._looks_after(epoch, share.step + 1))
             outcome = self.engine.step(share, self.steps, course.tally)
             self.engine.warn()
             if self.unsaid:
@@ -255,7 +254,7 @@ class Loop:
         if self.spec.resume is None:
             return None
         checkpoint = open_checkpoint(Path(self.spec.resume))
-        check_within(checkpoint, self._holds_within())
+        check_within(checkpoint, self.engine.holds_within)
         check_options(checkpoint, self.saver.options)
         run = checkpoint.part("run")
         self.engine.restore(checkpoint)
@@ -282,6 +281,12 @@ class Loop:
         """Whether the run has taken all the steps it was asked for with ``step`` (from 0) of ``epoch``."""
         last = epoch == self.spec.epochs - 1 and step + 1 == self.loader.steps(epoch)
         return last or self.steps == self.spec.steps
+
+    def _looks_after(self, epoch: int, step: int) -> bool:
+        """Whether all there is to know is looked at after the step about to be taken, number ``step`` of ``epoch``."""
+        steps = self.steps + 1
+        ends = step == self.loader.steps(epoch) or steps == self.spec.steps
+        return ends or self.spec.validate_every.due(steps, None) or self.saver.due(steps)
 
     def _is_over(self) -> bool:
         """Whether the run ends with the step just taken, whatever is left of its epochs."""
@@ -340,12 +345,6 @@ class Loop:
             if text not in self.notices:
                 self.notices.append(text)
 
-    def _holds_within(self) -> dict[str, Any] | None:
-        """Say within what the bits of this run hold; nothing at other levels."""
-        if self.spec.plan.exactness != "bits":
-            return None
-        return bits_hold_within(self.engine.device, self.spec.plan.shards, self.engine.step_kind)
-
     def _record(self, begun: float, resumed: int | None) -> Training:
         job, plan = self.spec.job, self.spec.plan
         validation = self.validation
@@ -368,7 +367,7 @@ class Loop:
             device_set=plan.device_set,
             layout=plan.layout,
             exactness=plan.exactness,
-            holds_within=self._holds_within(),
+            holds_within=self.engine.holds_within,
             step_kind=self.engine.ran,
             precision=job.precision,
             batch_size=self.loader.parts.order.batch_size,

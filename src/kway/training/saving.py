@@ -13,7 +13,6 @@ from kway.checkpoints.state import flatten
 from kway.checkpoints.writer import Writer
 from kway.errors import KwayError, StoppedError
 from kway.records import Plan
-from kway.step.deterministic import bits_hold_within
 from kway.strategies.engine import Engine
 from kway.training.requests import SAVE
 from kway.training.spec import TrainSpec
@@ -48,9 +47,7 @@ def snapshot(
         "job": facts,
         "options": options,
         "plan": {**plan.to_dict(), "devices": plan.devices},
-        "within": bits_hold_within(engine.device, plan.shards, engine.step_kind)
-        if plan.exactness == "bits"
-        else None,
+        "within": engine.holds_within,
     }
     return Snapshot(position.steps, position.epoch, own_weights(engine.model), parts)
 
