@@ -154,7 +154,7 @@ def saving(options: argparse.Namespace, draw: random.Random) -> dict[str, Any]:
             before = complete(saves)
             while not (begun := unfinished(saves)) and time.monotonic() < deadline:
                 pass
-            time.sleep(draw.random() * 0.08)
+            time.sleep(draw.random() * 0.05)
             kill(run_victims(run, draw.choice(["rank", "all", "parent"]), draw))
             run.end()
             left = run.left()
