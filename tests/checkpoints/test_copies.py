@@ -42,10 +42,13 @@ def test_tied_weights_are_copied_once():
 
 
 @pytest.mark.gpu
-def test_a_gpu_copies_what_was_queued_before_and_never_what_comes_after(tmp_path):
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_gpu_copies_what_was_queued_before_and_never_what_comes_after(tmp_path, has_room, monkeypatch):
     from kway.checkpoints.reading import open_checkpoint
     from kway.checkpoints.writer import Writer
 
+    if not has_room:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 1))
     device = torch.device("cuda", torch.cuda.device_count() - 1)
     weight, half = torch.zeros(8_000_000, device=device), torch.zeros(3, device=device, dtype=torch.bfloat16)
     busy = torch.randn(4000, 4000, device=device)
@@ -63,7 +66,7 @@ def test_a_gpu_copies_what_was_queued_before_and_never_what_comes_after(tmp_path
             torch.full((8_000_000,), -1.0, device=device)
             weight.fill_(-step)
             half.fill_(-step)
-            assert writer._copies["weights"]._buffers["w"].is_pinned()
+            assert writer._copies["weights"]._of_gpus[device].memory.is_pinned()
     assert writer.saved == list(range(1, 9))
     for step in range(1, 9):
         read = open_checkpoint(tmp_path / f"c/step-{step}")
@@ -71,3 +74,25 @@ def test_a_gpu_copies_what_was_queued_before_and_never_what_comes_after(tmp_path
         assert read.weights()["made"].eq(2 * step).all()
         assert read.part("o")["h"].tolist() == [step] * 3
         assert read.part("o")["cpu"].item() == step
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_holds_is_copied_whatever_its_dtype_and_order_in_memory():
+    source = {"last": torch.randn(2, 3, 4, 5, device="cuda").to(memory_format=torch.channels_last),
+              "view": torch.arange(10, device="cuda")[::2], "0": torch.tensor(3, device="cuda"),
+              "wide": torch.ones(2, 1, device="cuda").expand(2, 3), "none": torch.empty(0, 2, device="cuda"),
+              "z": torch.tensor([1 + 2j], device="cuda").conj(), "cpu": torch.ones(2),
+              "bit": torch.tensor([True, False], device="cuda")}  # fmt: skip
+    copies = Copies()
+    for _ in range(2):
+        copy = copies.take(source)
+        copy.wait()
+        assert list(copy.tensors) == list(source)
+        assert all(torch.equal(copy.tensors[name], tensor.cpu()) for name, tensor in source.items())
+        assert copy.tensors["last"].stride() == source["last"].stride()
+    memory = copy.tensors["0"].untyped_storage().data_ptr()
+    assert copies.take(source).tensors["0"].untyped_storage().data_ptr() == memory
+    del source["wide"]
+    changed = copies.take(source)
+    changed.wait()
+    assert all(torch.equal(changed.tensors[name], tensor.cpu()) for name, tensor in source.items())

@@ -102,7 +102,7 @@ def test_memory_for_copies_is_used_again_and_each_checkpoint_is_right(tmp_path):
     with Writer(tmp_path / "c") as writer:
         for step in (1, 2, 3):
             writer.save(snapshot(step))
-            copies.add(writer._copies["weights"]._buffers["w"].data_ptr())
+            copies.add(writer._copies["weights"]._on_cpu["w"].data_ptr())
         writer.save(snapshot(4, size=5))
     assert len(copies) == 1
     for step in (1, 2, 3, 4):

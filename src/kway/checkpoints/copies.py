@@ -1,8 +1,9 @@
 """Copies of tensors in CPU memory, taken between two steps without stopping the device.
 
-A GPU copies on a stream of its own, after what was queued before and before what is queued next: the calling thread
-returns at once, and the next step cannot change a tensor that is still being read. The memory is pinned, which
-makes such copies asynchronous, and kept for the next time: taking it costs more than the copy.
+A GPU first copies to memory of its own, in a few launches, after what was queued before and before what is queued
+next; from there one copy on another stream goes to the CPU while training goes on. Where the GPU has no room for
+that, the next step waits for the copies to the CPU. The calling thread waits for neither. The memory on the CPU is
+pinned, which makes such copies asynchronous, and kept for the next time: taking it costs more than the copy.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+
+from kway.checkpoints.block import Place, places, size_of, views
 
 
 @dataclass(frozen=True)
@@ -29,55 +32,102 @@ class Copies:
     """Memory for copies of one set of tensors, again and again."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._on_cpu: dict[str, torch.Tensor] = {}
+        self._of_gpus: dict[torch.device, _FromGpu] = {}
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> Copy:
         """Copy ``tensors``; those of a GPU as of the current stream's next operation.
 
         Not to be called while the last copy is in use. Raises ``RuntimeError`` where memory runs out.
         """
-        self._buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
-        on_gpus: dict[torch.device, list[str]] = {}
+        gpus: dict[torch.device, dict[str, torch.Tensor]] = {}
+        on_cpu: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
             if tensor.is_cuda:
-                on_gpus.setdefault(tensor.device, []).append(name)
+                gpus.setdefault(tensor.device, {})[name] = tensor
             else:
-                self._buffers[name].copy_(tensor.detach())
-        events = [self._from_gpu(device, names, tensors) for device, names in on_gpus.items()]
-        return Copy(dict(self._buffers), tuple(events))
-
-    def _from_gpu(
-        self, device: torch.device, names: list[str], tensors: Mapping[str, torch.Tensor]
-    ) -> torch.cuda.Event:
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side, training = self._streams[device], torch.cuda.current_stream(device)
-        # Conjugates and negatives that are not computed yet need the training stream.
-        values = [tensors[name].detach().resolve_conj().resolve_neg() for name in names]
-        side.wait_stream(training)
-        with torch.cuda.stream(side):
-            for name, value in zip(names, values, strict=True):
-                self._buffers[name].copy_(value, non_blocking=True)
-                # A tensor made for this snapshot is freed soon: its memory must not be handed out before.
-                value.record_stream(side)
-            event: torch.cuda.Event = side.record_event()
-        training.wait_event(event)
-        return event
+                on_cpu[name] = self._buffer(name, tensor).copy_(tensor.detach())
+        self._on_cpu, found, events = on_cpu, dict(on_cpu), []
+        for device, held in gpus.items():
+            if device not in self._of_gpus:
+                self._of_gpus[device] = _FromGpu(device)
+            copied, event = self._of_gpus[device].take(held)
+            found.update(copied)
+            events.append(event)
+        return Copy({name: found[name] for name in tensors}, tuple(events))
 
     def _buffer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        strides = torch.empty_like(tensor, device="meta").stride()
-        held = self._buffers.get(name)
+        new = torch.empty_like(tensor, device="meta")
+        held = self._on_cpu.get(name)
         if held is not None and (held.shape, held.dtype, held.stride()) == (
-            tensor.shape,
-            tensor.dtype,
-            strides,
+            new.shape,
+            new.dtype,
+            new.stride(),
         ):
             return held
-        if tensor.is_cuda:
-            # Pinned memory can run out before memory does; a copy into other memory is only slower.
-            with suppress(RuntimeError):
-                return torch.empty_strided(
-                    tensor.shape, strides, dtype=tensor.dtype, device="cpu", pin_memory=True
-                )
-        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
+        return torch.empty_strided(new.shape, new.stride(), dtype=new.dtype)
+
+
+class _FromGpu:
+    """Copies the tensors of one GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._places: dict[str, Place] = {}
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self._views: dict[str, torch.Tensor] = {}
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.cuda.Event]:
+        """Return copies in CPU memory by name, and the event that completes them."""
+        # Conjugates and negatives that are not computed yet need the training stream.
+        values = {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in tensors.items()}
+        self._hold(places(values))
+        training = torch.cuda.current_stream(self._device)
+        staged = self._staged(values)
+        self._stream.wait_stream(training)
+        with torch.cuda.stream(self._stream):
+            if staged is not None:
+                self.memory.copy_(staged, non_blocking=True)
+                staged.record_stream(self._stream)
+            else:
+                for name, value in values.items():
+                    self._views[name].copy_(value, non_blocking=True)
+                    # A tensor made for this snapshot is freed soon: its memory must not be handed out before.
+                    value.record_stream(self._stream)
+            event: torch.cuda.Event = self._stream.record_event()
+        if staged is None:
+            training.wait_event(event)
+        return dict(self._views), event
+
+    def _hold(self, where: dict[str, Place]) -> None:
+        """Have memory on the CPU for ``where``: that of the last time, where nothing has changed."""
+        if where == self._places:
+            return
+        size = size_of(where)
+        self.memory, self._views = torch.empty(0, dtype=torch.uint8), {}
+        # Pinned memory can run out before memory does; a copy into other memory is only slower.
+        with suppress(RuntimeError):
+            self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        if self.memory.numel() < size:
+            self.memory = torch.empty(size, dtype=torch.uint8)
+        self._places, self._views = where, views(self.memory, where)
+
+    def _staged(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Copy to memory of the GPU, as ``memory`` has it; ``None`` where that would leave training too little."""
+        size = self.memory.numel()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        if 2 * size > free:
+            return None
+        try:
+            staged = torch.empty(size, dtype=torch.uint8, device=self._device)
+        except torch.cuda.OutOfMemoryError:
+            return None
+        there = views(staged, self._places)
+        # One dtype at a time: the kernel that copies many tensors at once takes no mixture.
+        names: dict[torch.dtype, list[str]] = {}
+        for name, value in values.items():
+            names.setdefault(value.dtype, []).append(name)
+        for alike in names.values():
+            torch._foreach_copy_([there[name] for name in alike], [values[name] for name in alike])
+        return staged
