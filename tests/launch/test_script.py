@@ -183,6 +183,11 @@ def test_temporary_files_of_multiprocessing_go_with_the_script(script, tmp_path,
     assert [*tmp_path.iterdir()] == [tmp_path / "script.py"]
 
 
+def test_no_warning_of_the_scripts_own_is_silenced(script, capsys):
+    launch(script("print(sys.warnoptions)"), [], ["cpu"] * 2)
+    assert capsys.readouterr().out.count("[]\n") == 2
+
+
 def test_one_device_is_no_rank(script, tmp_path):
     launch(script("print(rank, os.environ.get('MASTER_PORT'))"), [], ["cpu"], logs=tmp_path, echo=False)
     assert (tmp_path / "rank-0.log").read_text() == "-1 None\n"

@@ -17,7 +17,6 @@ from kway.errors import UsageError
 from kway.launch import stacks
 from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, write_whole_lines
-from kway.launch.semaphores import cleared_quietly
 from kway.launch.status import BOARD, announce
 from kway.launch.temporary import kept_in
 
@@ -50,7 +49,6 @@ def main(control: int) -> None:
     announce(folder / BOARD, script.rank, script.watched)
     stacks.answer_in(folder, script.rank)
     kept_in(folder)
-    cleared_quietly()
     sys.path.remove(script.sources)
     try:
         _run(script)
