@@ -241,7 +241,7 @@ def test_keys_are_those_of_the_step():
     engine, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
     for step in range(6):
         graphed.run(share(step), step)
-    assert recorder.made[0].keys == [engine._step.seeds(share(step), step) for step in (3, 4, 5)]
+    assert recorder.made[0].keys == [engine._step.keys(share(step), step) for step in (3, 4, 5)]
 
 
 def test_nothing_that_was_recorded_outlives_the_run():

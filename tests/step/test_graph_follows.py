@@ -89,6 +89,20 @@ def test_what_is_changed_between_steps_is_followed(change):
         torch.testing.assert_close(engine.model.state_dict()[name], value)
 
 
+def test_a_loss_that_is_changed_between_steps_is_followed():
+    def change(engine):
+        engine.job.loss.label_smoothing = 0.5
+
+    engine, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    plain, other, _ = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    after(graphed, 5, lambda: change(engine))
+    other.run = plain._step.run
+    after(other, 5, lambda: change(plain))
+    assert len(recorder.made) == 2
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(engine.model.state_dict()[name], value)
+
+
 class CountingLoss(nn.Module):
     def __init__(self):
         super().__init__()

@@ -1,5 +1,6 @@
 """``kway.train``: from a job to a trained module and its record."""
 
+import copy
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -223,8 +224,10 @@ def train(
                 results, where, more = run_again(where, once, restarts, shards, tell, stop)
             told = [*told, *more]
         else:
+            # Ranks of their own have a copy of the loss as well: a callback that changes it changes nothing anywhere.
+            own = replace(spec, job=replace(sent, loss=_own(job.loss)))
             results = where.run(
-                run_rank, spec, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
+                run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
             )
         record: Training
         record, average = results[0]
@@ -250,6 +253,10 @@ def run_rank(
     ends = context.world.origin != "local"
     with asked_to_stop(context.stop, ends) if spec.is_kept else nullcontext():
         return loop.run(), None if model is None else loop.average
+
+
+def _own(loss: Any) -> Any:
+    return copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
 
 
 def _as_trained(model: nn.Module, folder: Path) -> nn.Module:

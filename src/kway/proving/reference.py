@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from kway.job import Job
+from kway.step.build import begin_training
 from kway.step.inputs import move, splitter
 from kway.step.precision import cast
 
@@ -55,7 +56,7 @@ class Reference:
     def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
         self.job, self.device = job, device
         self.floating = torch.float64 if job.precision == "fp64" else None
-        self.model = cast(model, self.floating).to(device).train()
+        self.model = begin_training(cast(model, self.floating).to(device))
         self.optimizer = job.optimizer(self.model.named_parameters())
         self.schedule = job.schedule(self.optimizer) if job.schedule is not None else None
         self.split = splitter(job.inputs, job.target, job.loss is not None)

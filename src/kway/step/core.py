@@ -9,6 +9,7 @@ from torch import nn
 
 from kway.comm.group import Group
 from kway.data.loader import Share
+from kway.data.seeds import key
 from kway.errors import MispairedError, UsageError
 from kway.job import Job, clip_rule
 from kway.step.build import make_schedule
@@ -22,7 +23,7 @@ from kway.step.losses import rule_for
 from kway.step.precision import precision_of
 from kway.step.presence import Presence
 from kway.step.roster import Roster
-from kway.step.seeds import Draws, Keyed
+from kway.step.seeds import UPDATE, Draws, Keyed
 from kway.step.signs import Signs
 from kway.step.tally import Tally
 
@@ -133,7 +134,7 @@ class StepCore(ABC):
         # A small whole number that this rank tells all others with the gradients of the next step.
         self.asked = 0
         self.group, self.signs = group, Signs(group)
-        self._stepped = True
+        self._stepped, self._other_loss = True, False
         self._roster = Roster(model)
         # Held, so that no layer made later has the identity of one of them.
         self._first = list(self._roster.modules)
@@ -142,7 +143,9 @@ class StepCore(ABC):
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
         self.prepare(share)
-        outcome = self.gradients(share, Keyed(self.seeds(share, step), self.device), tally)
+        draws = Keyed(self.keys(share, step), self.device)
+        outcome = self.gradients(share, draws, tally)
+        draws.at(UPDATE)
         penalty = self.update()
         self.advance()
         return outcome if penalty is None else outcome.plus(penalty)
@@ -150,15 +153,29 @@ class StepCore(ABC):
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed.
 
-        Return whether the model has other parameters than at the last step. Raises ``UsageError`` and
-        ``RefusedError``.
+        Return whether the model has other parameters than at the last step, or the loss was changed. Raises
+        ``UsageError`` and ``RefusedError``.
         """
         self.signs.begin(self.asked)
-        return self.check_parameters()
+        self.follow_loss()
+        changed, self._other_loss = self._other_loss, False
+        return self.check_parameters() or changed
+
+    def follow_loss(self) -> None:
+        """Take over what a loop has changed in a loss module."""
+        self._other_loss |= self.rule.changed()
+
+    def keys(self, share: Share, step: int) -> list[int]:
+        """List the keys from which this rank draws in a step: those of ``seeds``, and last that of ``UPDATE``.
+
+        What penalty and optimizer draw, and a loop of the user's own between steps, is drawn by all ranks, for weights
+        of which each holds a copy.
+        """
+        return [*self.seeds(share, step), key(self.job.seed, "update", step)]
 
     @abstractmethod
     def seeds(self, share: Share, step: int) -> list[int]:
-        """List the keys from which this rank draws in optimizer step number ``step``, in order."""
+        """List the keys from which this rank computes gradients in optimizer step number ``step``, in order."""
 
     @abstractmethod
     def gradients(self, share: Share, draws: Draws, tally: Tally | None = None) -> Outcome:

@@ -17,7 +17,7 @@ from kway.step.fixed import FixedInputs, UnsuitedError, form_of
 from kway.step.observe import Attributes, HostState, NoLog, OperationLog, Watched, waits
 from kway.step.rates import Rates
 from kway.step.recorder import CudaRecorder, Recorder, Recording
-from kway.step.seeds import Draws, Keyed
+from kway.step.seeds import UPDATE, Draws, Keyed
 from kway.step.tally import Tally
 
 Tensor = torch.Tensor
@@ -98,7 +98,7 @@ class GraphedStep:
             self.forget()
         self._rates.adapt()
         self._rates.fill()
-        keys = core.seeds(share, step)
+        keys = core.keys(share, step)
         form = self._form(share, tally)
         if form is None or form in self._refused:
             return self._as_it_is(share, keys, tally)
@@ -162,6 +162,7 @@ class GraphedStep:
         with looking:
             outcome, penalty = self._work(share, draws, tally)
         if self._outside:
+            draws.at(UPDATE)
             penalty = core.update()
         core.advance()
         return outcome if penalty is None else outcome.plus(penalty)
@@ -171,6 +172,7 @@ class GraphedStep:
         outcome = self.core.gradients(share, draws, tally)
         if self._outside:
             return outcome, None
+        draws.at(UPDATE)
         with self._rates.on_device():
             return outcome, self.core.update()
 
@@ -264,6 +266,7 @@ class GraphedStep:
             tally.merge(made.tally)
         outcome = made.outcome.unpacked(made.packed.clone())
         if self._outside:
+            Keyed(keys, core.device).at(UPDATE)
             penalty = core.update()
             self._last = None
             outcome = outcome if penalty is None else outcome.plus(penalty)

@@ -5,7 +5,6 @@ sums and weights add over micro-batches and devices; one division at the end giv
 of one device. Means never meet means.
 """
 
-import copy
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kway.errors import RefusedError, UsageError
+from kway.step.followed import Followed
 from kway.step.precision import wide
 from kway.step.shapes import check_same_shape
 from kway.step.tally import doubt_single
@@ -62,7 +62,8 @@ class LossRule:
     ``rule(output, target, samples)`` returns ``(total, weight)``: a differentiable scalar, the sum over the
     share, and a scalar tensor. ``averaged`` says whether the global value is the sum of totals divided by the
     sum of weights, or the plain sum of totals. ``doubts``: what in the loss may not add up, found while it ran, each
-    line once.
+    line once. ``changed``: takes over what the user has changed in a loss module since the last step, and says whether
+    that was anything.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class LossRule:
         compute: Callable[[Any, Any, int], tuple[Tensor, Tensor]],
         averaged: bool,
         doubts: list[str] | None = None,
+        changed: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._compute, self.averaged = compute, averaged
+        self._compute, self.averaged, self.changed = compute, averaged, changed
         self.doubts: list[str] = [] if doubts is None else doubts
 
     def __call__(self, output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
@@ -92,24 +94,31 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         return LossRule(lambda output, _, samples: _own(output, samples, "the model", doubts), True, doubts)
     builtin = _as_builtin(loss)
     if builtin is None:
-        if isinstance(loss, nn.Module):
-            loss = _placed(loss, device, floating)
+        own = Followed(loss, device, floating) if isinstance(loss, nn.Module) else None
+        changed = (lambda: False) if own is None else own.changed
+
+        def call(output: Any, target: Any) -> Any:
+            return (loss if own is None else own.module)(output, target)
+
         if _is_torch_s_sum(loss):
             return LossRule(
-                lambda output, target, samples: _total(loss(output, target), float(samples)), False
+                lambda output, target, samples: _total(call(output, target), float(samples)),
+                False,
+                changed=changed,
             )
         return LossRule(
-            lambda output, target, samples: _own(loss(output, target), samples, "the loss", doubts),
+            lambda output, target, samples: _own(call(output, target), samples, "the loss", doubts),
             True,
             doubts,
+            changed,
         )
-    module = _placed(builtin, device, floating)
-    reduction = str(module.reduction)
-    if reduction == "mean" and isinstance(module, nn.KLDivLoss) and _kl_mean_is_by_sample():
+    placed = Followed(builtin, device, floating, _by_element)
+    reduction = str(builtin.reduction)
+    if reduction == "mean" and isinstance(builtin, nn.KLDivLoss) and _kl_mean_is_by_sample():
         reduction = "batchmean"
-    module.reduction = "none"  # type: ignore[assignment]
 
     def compute(output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
+        module = placed.module
         if isinstance(module, _SAME_SHAPE):
             check_same_shape(type(module).__name__, output, target)
         _check_weights(module, output)
@@ -120,7 +129,11 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
             return _total(losses, _class_weight(module, target))
         return _total(losses, float(losses.numel()))
 
-    return LossRule(compute, reduction != "sum")
+    return LossRule(compute, reduction != "sum", changed=placed.changed)
+
+
+def _by_element(module: nn.Module) -> None:
+    module.reduction = "none"  # type: ignore[assignment]
 
 
 def _total(losses: Tensor, weight: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -215,10 +228,6 @@ def _is_torch_s_sum(loss: Any) -> bool:
 
 def _hashable(value: Any) -> bool:
     return type(value).__hash__ is not None
-
-
-def _placed(loss: nn.Module, device: torch.device, floating: torch.dtype | None) -> nn.Module:
-    return copy.deepcopy(loss).to(device=device, dtype=floating)
 
 
 def _class_weight(module: nn.Module, target: Tensor) -> Tensor:

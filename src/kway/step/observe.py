@@ -25,6 +25,8 @@ from kway.step.seeds import Keyed, has_drawn
 Tensor = torch.Tensor
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DEPTH = 3
+# A loss module lies in what follows it, in what a rule closes over.
+_DEPTH_AROUND = 8
 
 
 class OperationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -91,7 +93,7 @@ class HostState:
             found |= {f"{name!r} of the model": value for name, value in _of_module(path, module)}
         for other in self._others:
             title = getattr(other, "__name__", type(other).__name__)
-            found[f"what {title} keeps"] = _kept(other, 2 * _DEPTH, closures=True)
+            found[f"what {title} keeps"] = _kept(other, _DEPTH_AROUND, closures=True)
         return found
 
 
@@ -233,7 +235,7 @@ def _kept(value: Any, depth: int, closures: bool = False) -> Any:
         return _Same(value)
     if isinstance(value, nn.Module):
         own = {k: v for k, v in vars(value).items() if not k.startswith("_")}
-        return (_Same(value), inner({**own, **value._buffers}))
+        return (_Same(value), inner({**own, **value._buffers}) if depth > 1 else None)
     if isinstance(value, dict):
         return tuple((repr(key), inner(item)) for key, item in value.items())
     if isinstance(value, list | tuple):

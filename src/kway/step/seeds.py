@@ -8,6 +8,9 @@ import torch
 
 from kway.data import generators
 
+# The place at which what follows the gradients draws, the same on all ranks.
+UPDATE = -1
+
 
 def seed_generators(key: int, device: torch.device) -> None:
     """Seed the generators of torch (CPU and ``device``), numpy and Python from a 63-bit key."""
@@ -17,11 +20,11 @@ def seed_generators(key: int, device: torch.device) -> None:
 
 
 class Draws(ABC):
-    """From what a step draws random numbers, place by place: the shards of a rank, or its one share."""
+    """From what a step draws random numbers, place by place: the shards of a rank, or its one share, and ``UPDATE``."""
 
     @abstractmethod
     def at(self, place: int) -> None:
-        """Draw for ``place`` (from 0) from now on."""
+        """Draw for ``place`` (from 0, or ``UPDATE``) from now on."""
 
 
 class Keyed(Draws):

@@ -105,7 +105,9 @@ class ShardStep(StepCore):
         if self.group.size > 1 and told is not None and own is not None:
             late = late + self.mispaired(told, own)
         loss, weight = losses.sum() + late, weights.sum() + late
-        self._flat.divide_(weight / share.total if self.rule.averaged else late + 1.0 / share.total)
+        # As in ShareStep: of a weight of 0 gradients stay the 0 they are.
+        mean = (weight / share.total).masked_fill(weight == 0, 1.0)
+        self._flat.divide_(mean if self.rule.averaged else late + 1.0 / share.total)
         if self.rule.averaged:
             loss = loss / weight
         return Outcome(loss, weight, losses, asked, told)

@@ -85,7 +85,9 @@ class ShareStep(StepCore):
             # Of the weight only that it is no number counts here, where ranks are mispaired.
             divisor = weight * 0 + 1.0 / share.total
             loss = loss + weight * 0
-        if self.rule.averaged:
+        else:
+            # Of a weight of 0 (every label ignored) there is no loss, as on one device; gradients stay the 0 they are.
+            divisor = divisor.masked_fill(weight == 0, 1.0)
             loss = loss / weight
         # A device alone with one micro-batch divided before backward: nothing is left to divide by.
         if not self._whole(share):

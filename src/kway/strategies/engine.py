@@ -17,7 +17,7 @@ from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.launch.status import Status
-from kway.step.build import load_tensors, make_optimizer
+from kway.step.build import begin_training, load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
 from kway.step.deterministic import bits_hold_within
@@ -65,7 +65,7 @@ class Engine:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.precision = precision_of(job.precision)
-        self.model = cast(model, self.precision.floating).to(self.device).train()
+        self.model = begin_training(cast(model, self.precision.floating).to(self.device))
         self.status = Status() if status is None else status
         self.mesh = Mesh(layout, world.rank, world.size, self.status.waiting)
         self.part = Part(
@@ -242,6 +242,7 @@ class Engine:
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         self._step.forget()
+        self._step.follow_loss()
         try:
             for share in shares:
                 self.status.beat()

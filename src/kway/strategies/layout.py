@@ -11,6 +11,7 @@ from kway.errors import RefusedError, UsageError
 from kway.job import Job, clip_rule
 from kway.registry import modules_of, unknown
 from kway.step.build import check_factory, check_optimizer
+from kway.step.frequencies import refuse_frequencies
 from kway.step.hooked import refuse_hooks
 from kway.step.losses import check_loss
 from kway.strategies.base import Axis
@@ -158,7 +159,9 @@ def check_model(
     share = -(-batch_size // shares)
     level_of(level).check(job, model, shares, share, shards)
     if trains:
-        refuse_hooks(model, level_of(level).cut(job, shares, share, shards), level)
+        cut = level_of(level).cut(job, shares, share, shards)
+        refuse_hooks(model, cut, level)
+        refuse_frequencies(model, cut, level)
     for axis, size in layout.items():
         reason = known[axis].refuses(job, model, size, level)
         if reason:
