@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +32,6 @@ DRAWS = 500
 LIMIT_S = 300
 
 
-@cache
 def drawn(count: int) -> list[Draw]:
     """Draw examples, no two alike: the same ones in every run, as hypothesis derives them from this function.
 
