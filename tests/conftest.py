@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import forking_commands
 from tests.forked import ForkedRanks, Zygotes, forking
 
 from kway.launch.local import Ranks
@@ -67,6 +68,13 @@ def zygotes() -> Iterator[Zygotes]:
 def forks(zygotes: Zygotes) -> Iterator[None]:
     """Fork the ranks that the test has kway start in this process, where how they start is not its point."""
     with forking(zygotes):
+        yield
+
+
+@pytest.fixture
+def forked_commands(zygotes: Zygotes) -> Iterator[None]:
+    """Fork the commands that the test starts, and their ranks, where how they start is not its point."""
+    with forking_commands(zygotes):
         yield
 
 

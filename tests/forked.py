@@ -1,8 +1,9 @@
-"""Ranks for the warm pools that are forked from a process which has imported torch, not started: 4 s of CPU less each.
+"""Ranks and commands that are forked from a process which has imported torch, not started: 4 s of CPU less each.
 
 They are children of the tests' process and have descriptors, session and environment as if started. What differs:
-``/proc`` shows the environment of the process they were forked from, and modules are there that a task may not have
-imported. Tests of launching and of faults use ``Ranks`` itself, and so does everything where forking does not work.
+modules are there that a task may not have imported, and ``/proc`` shows the command line of the process they were
+forked from. Where that is the point of a test, ranks and commands are started, and so they are where forking does not
+work. ``tests/zygote.py`` runs this file, too, for the ranks of commands.
 """
 
 import contextlib
@@ -12,8 +13,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -33,18 +35,70 @@ _PR_SET_CHILD_SUBREAPER = 36
 # A file name in brackets, as that of ``-c``: the launcher leaves such frames out of what it shows.
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv[2]); names = {'__name__': 'zygote'}; "
-    "exec(compile(open(sys.argv[3]).read(), '<zygote>', 'exec'), names); names['serve'](int(sys.argv[1]))"
+    "exec(compile(open(sys.argv[3]).read(), '<zygote>', 'exec'), names); names['serve'](int(sys.argv[1]))()"
 )
+# What is forked writes its environment where that of the process stands which it was forked from.
+_ROOM = {"KWAY_TEST_ROOM": "." * (1 << 16)}
+# What Python and libraries read once, when they start.
+_READ_AT_START = (
+    "PYTHON",
+    "LD_",
+    "LC_",
+    "LANG",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "TORCH",
+    "MPL",
+)
+_SET_LATER = ("OMP_NUM_THREADS",)
+# A test may start ranks from several threads.
+_ONE_AT_A_TIME = threading.Lock()
 
 
-class Zygote:
+class Forker:
+    """This end of the wire to a process that forks."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sock.settimeout(_ANSWER_S)
+
+    def fork(self, request: Any, fds: Sequence[int]) -> int:
+        """Return the process id of a new child of this process. Raises ``OSError``, and must not be asked again then:
+        what comes late would be taken for the next answer.
+        """
+        with _ONE_AT_A_TIME, adopting():
+            socket.send_fds(self._sock, [json.dumps(request).encode()], fds)
+            return int(self._take())
+
+    def close(self) -> str:
+        """Let go of it. Returns what it printed, as far as that is known."""
+        self._sock.close()
+        return ""
+
+    def _take(self) -> str:
+        if not (said := self._sock.recv(100).decode().strip()):
+            raise OSError(f"the process that ranks are forked from said nothing {self._ended()}")
+        return said
+
+    def _ended(self) -> str:
+        return ""
+
+
+class Zygote(Forker):
     """Starts the process that forks. It ends when this one does, or with ``close``."""
 
     def __init__(self) -> None:
         # Packets: a request and its descriptors arrive together.
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sock.settimeout(_ANSWER_S)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(ours)
         self._ready = False
+        # What libraries read from the environment when they are imported is that of a rank.
+        self._environment = address.environment(["cpu"], 1) | _ROOM
+        # It outlives the test that first needed it.
+        self._environment.pop("KWAY_TEST_MARK", None)
         with theirs:
             file = str(Path(__file__).with_name("zygote.py"))
             self._process = subprocess.Popen(
@@ -53,8 +107,7 @@ class Zygote:
                 # Pipes, as a rank has: Python asks what its streams are when it starts.
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                # What libraries read from the environment when they are imported is that of a rank.
-                env=address.environment(["cpu"], 1),
+                env=self._environment,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -62,16 +115,13 @@ class Zygote:
     def wait(self) -> None:
         """Wait until it can fork. Raises ``OSError`` where it cannot."""
         if not self._ready:
-            self._take("ready")
+            if (said := self._take()) != "ready":
+                raise OSError(f"the process that ranks are forked from said {said!r}")
             self._ready = True
 
-    def fork(self, request: Any, fds: list[int]) -> int:
-        """Return the process id of a new child of this process. Raises ``OSError``, and must not be asked again then:
-        what comes late would be taken for the next answer.
-        """
-        with adopting():
-            socket.send_fds(self._sock, [json.dumps(request).encode()], fds)
-            return int(self._take())
+    def starts_as(self, environment: Mapping[str, str]) -> bool:
+        """Whether what is started with ``environment`` begins as what is forked does."""
+        return _read_at_start(environment) == _read_at_start(self._environment)
 
     def close(self) -> str:
         """End it, whatever it is at, and return what it printed, the first time."""
@@ -84,12 +134,13 @@ class Zygote:
         stdout = self._process.stdout
         return "" if stdout is None or stdout.closed else self._process.communicate()[0].decode()
 
-    def _take(self, expected: str = "") -> str:
-        said = self._sock.recv(100).decode().strip()
-        if not said or (expected and said != expected):
-            printed = "" if said else self._ended()
-            raise OSError(f"the process that ranks are forked from said {said!r} {printed}")
-        return said
+
+def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_READ_AT_START) and name not in _SET_LATER
+    }
 
 
 @contextlib.contextmanager
@@ -109,6 +160,7 @@ class Zygotes:
 
     def __init__(self) -> None:
         self._all: list[Zygote] | None = None
+        self._commands = 0
 
     def __enter__(self) -> Self:
         return self
@@ -121,9 +173,15 @@ class Zygotes:
 
     def of(self, rank: int) -> Zygote | None:
         """Return the one for a rank, ``None`` where there is none."""
-        if self._all is None:
-            self._all = self._start()
+        with _ONE_AT_A_TIME:
+            if self._all is None:
+                self._all = self._start()
         return self._all[rank % _COUNT] if self._all else None
+
+    def next(self) -> Zygote | None:
+        """Return one for a command, by turns."""
+        self._commands += 1
+        return self.of(self._commands)
 
     def drop(self, reason: OSError) -> None:
         """Have all ranks started from now on, and warn of that."""
@@ -147,7 +205,28 @@ class Zygotes:
         return made
 
 
-def _warn_of(reason: OSError, dropped: list[Zygote]) -> None:
+class Inherited:
+    """What a forked command forks its ranks from: a copy of itself, made before it was anything."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._forker: Forker | None = Forker(sock)
+
+    def of(self, rank: int) -> Forker | None:
+        """Return the one for any rank, ``None`` where there is none."""
+        return self._forker
+
+    def drop(self, reason: OSError) -> None:
+        """Have all ranks started from now on, and warn of that."""
+        dropped, self._forker = self._forker, None
+        _warn_of(reason, [dropped] if dropped else [])
+
+
+def fork_ranks_from(sock: socket.socket) -> None:
+    """Have the ranks of this process, which is a command, forked at the other end of ``sock``, to its end."""
+    crew.RankProcess = partial(ForkedRank, Inherited(sock))  # type: ignore[misc]
+
+
+def _warn_of(reason: OSError, dropped: Sequence[Forker]) -> None:
     printed = " ".join([str(reason), *filter(None, [each.close().strip() for each in dropped])])
     warnings.warn(f"ranks are started, which takes longer than to fork them: {printed}", stacklevel=3)
 
@@ -176,19 +255,23 @@ class _Child:
 class ForkedRank(RankProcess):
     """A rank that is forked, where that is possible."""
 
-    def __init__(self, zygotes: Zygotes, rank: int, *arguments: Any) -> None:
+    def __init__(self, zygotes: "Zygotes | Inherited", rank: int, *arguments: Any) -> None:
         self._zygotes = zygotes
         super().__init__(rank, *arguments)
 
     def _start(self, entry: str, environment: Mapping[str, str], control: int, inherit: int) -> Any:
         zygote = self._zygotes.of(self.rank)
         # Without a number of threads a rank takes torch's choice, which was made when torch was imported.
+        try:
+            folder = os.getcwd()  # noqa: PTH109 (this may be removed, and is looked at once)
+        except FileNotFoundError:
+            zygote = None
         if zygote is None or "OMP_NUM_THREADS" not in environment:
             return super()._start(entry, environment, control, inherit)
         (out, theirs_out), (err, theirs_err) = os.pipe(), os.pipe()
         fds = [control, theirs_out, theirs_err, *([inherit] if inherit >= 0 else [])]
         try:
-            pid = zygote.fork((entry, dict(environment), inherit), fds)
+            pid = zygote.fork(("rank", dict(environment), folder, entry, inherit), fds)
         except OSError as error:
             os.close(out)
             os.close(err)

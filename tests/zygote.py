@@ -1,18 +1,26 @@
 """A process that has imported what ranks import, and forks into them: the other end of ``tests/forked.py``.
 
-It runs as a file, not as a module, so that a rank has no module more than one that was started has.
+It runs as a file, not as a module, so that a rank has no module more than one that was started has. What it forks
+shows its own environment in ``/proc``, as if started: by that, ranks and what they left behind are found.
 """
 
 import array
+import ctypes
 import fcntl
+import gc
 import json
 import os
 import socket
 import sys
+import tempfile
+from collections.abc import Callable
 from importlib import import_module
+from multiprocessing import process
 from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
 
-# What the first steps of a rank import, torch._dynamo by way of torch.optim.
+# What the first steps of a rank import, torch._dynamo by way of torch.optim; the last two are for commands.
 IMPORTED = (
     "torch",
     "torch.distributed",
@@ -21,17 +29,33 @@ IMPORTED = (
     "kway.jobs.training",
     "kway.jobs.parallel",
     "kway.jobs.proving",
+    "kway.cli.main",
+    "matplotlib.backends.backend_agg",
 )
-_FDS = 4  # control, stdout, stderr, and perhaps a listener
+_FDS = 4  # control, stdout, stderr, and perhaps a listener; of a command its three streams
 
 
-def serve(control: int) -> None:
-    """Fork a rank for each request at the descriptor ``control``, and answer with its process id, until its end."""
+def serve(control: int) -> Callable[[], Any]:
+    """Fork for each request at the descriptor ``control``, and answer with the process id, until its end.
+
+    Returns, in what was forked, what it has to do. The caller does that at the bottom of its stack.
+    """
     for name in IMPORTED:
         import_module(name)
-    wire = socket.socket(fileno=control)
+    # Under no name: what is forked knows no module of the tests. It is for the ranks of commands.
+    forked = ModuleType("forked")
+    file = Path(sys.argv[3]).with_name("forked.py")
+    exec(compile(file.read_text(), str(file), "exec"), vars(forked))
+    # What is there now is not looked through again, and so not copied, by each that is forked.
+    gc.collect()
+    gc.freeze()
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    wire = socket.socket(fileno=control)
     wire.sendall(f"{threads} threads".encode() if threads > 1 else b"ready")
+    return _serve(wire, forked)
+
+
+def _serve(wire: socket.socket, forked: ModuleType) -> Callable[[], Any]:
     while True:
         # One request is one packet: its size is that of an environment.
         text, fds, _, _ = socket.recv_fds(wire, 1 << 20, _FDS)
@@ -39,9 +63,12 @@ def serve(control: int) -> None:
             os._exit(0)
         pid = _fork_twice()
         if pid == 0:
-            wire.detach()
-            _become(*json.loads(text), fds)
-            return
+            wire.close()
+            kind, environment, folder, *more = json.loads(text)
+            os.setsid()
+            _live_in(environment)
+            os.chdir(folder)
+            return (_rank if kind == "rank" else _command)(forked, environment, fds, *more)
         for fd in fds:
             os.close(fd)
         wire.sendall(str(pid).encode())
@@ -64,11 +91,39 @@ def _fork_twice() -> int:
     return pid
 
 
-def _become(entry: str, environment: dict[str, str], number: int, fds: list[int]) -> None:
-    """Run a rank with what ``kway.launch.process`` would have given it. ``number``: that of the listener, or -1."""
-    os.setsid()
+def _live_in(environment: dict[str, str]) -> None:
+    """Have ``environment``, and show it in ``/proc``, where that of the process stands which this was forked from."""
     os.environ.clear()
     os.environ.update(environment)
+    stat = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    begin, end = int(stat[47]), int(stat[48])  # env_start and env_end of proc(5)
+    block = b"".join(name + b"=" + value + b"\0" for name, value in os.environb.items())
+    if len(block) > end - begin:
+        raise OSError(f"an environment of {len(block)} bytes where there is room for {end - begin}")
+    ctypes.memmove(begin, block.ljust(end - begin, b"\0"), end - begin)
+    # What modules have kept of the environment, and of what is drawn: processes that were started draw different
+    # numbers where nobody gave a seed. Python's own module sees to that.
+    tempfile.tempdir = None
+    torch = import_module("torch")
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+    torch.default_generator.seed()
+    import_module("numpy").random.seed()
+
+
+def _keep_only(kept: list[int]) -> None:
+    """Close all descriptors but the three streams and these. Those that are kept are passed on."""
+    # Which there are, no limit tells.
+    end = max(int(each.name) for each in Path("/proc/self/fd").iterdir()) + 1
+    for low, high in zip([2, *sorted(kept)], [*sorted(kept), end], strict=True):
+        os.closerange(low + 1, high)
+    for fd in (0, 1, 2, *kept):
+        os.set_inheritable(fd, True)
+
+
+def _rank(
+    forked: ModuleType, environment: dict[str, str], fds: list[int], entry: str, number: int
+) -> Callable[[], Any]:
+    """Be a rank with what ``kway.launch.process`` would have given it. ``number``: that of the listener, or -1."""
     control, out, err, *listener = fds
     with Path(os.devnull).open() as empty:
         os.dup2(empty.fileno(), 0)
@@ -78,17 +133,55 @@ def _become(entry: str, environment: dict[str, str], number: int, fds: list[int]
         if control == number:
             control = fcntl.fcntl(control, fcntl.F_DUPFD, number + 1)
         os.dup2(listener[0], number)
-    kept = sorted({2, control, number} - {-1})
-    # Which there are, no limit tells.
-    end = max(int(each.name) for each in Path("/proc/self/fd").iterdir()) + 1
-    for low, high in zip(kept, [*kept[1:], end], strict=True):
-        os.closerange(low + 1, high)
-    for fd in kept:
-        os.set_inheritable(fd, True)
+    _keep_only(list({control, number} - {-1}))
     sys.argv = ["-c", entry, str(control), sys.argv[2]]
-    torch = import_module("torch")
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    # Ranks that were started draw different numbers where nobody gave a seed. Python's own module sees to that.
-    torch.default_generator.seed()
-    import_module("numpy").random.seed()
-    import_module(entry).main(control)
+    return lambda: import_module(entry).main(control)
+
+
+def _command(
+    forked: ModuleType, environment: dict[str, str], fds: list[int], words: list[str]
+) -> Callable[[], Any]:
+    """Be what ``python`` with these words would be. Ranks that it starts are forked from a copy of what it is now."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        os.setsid()
+        wire = socket.socket(fileno=fcntl.fcntl(theirs.detach(), fcntl.F_DUPFD, 3))
+        with Path(os.devnull).open("r+b") as empty:
+            for fd in range(3):
+                os.dup2(empty.fileno(), fd)
+        _keep_only([wire.fileno()])
+        ours.detach()
+        wire.set_inheritable(False)
+        return _serve(wire, forked)
+    theirs.close()
+    # Beyond the three streams, which are moved to their places.
+    ours = socket.socket(fileno=fcntl.fcntl(ours.detach(), fcntl.F_DUPFD, 10))
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in fds]
+    for fd, place in zip(moved, range(3), strict=True):
+        os.dup2(fd, place)
+    _keep_only([ours.fileno()])
+    ours.set_inheritable(False)
+    forked.fork_ranks_from(ours)
+    process.ORIGINAL_DIR = str(Path.cwd())
+    sys.orig_argv = [sys.executable, *words]
+    sys.path.remove(sys.argv[2])
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    code = _code(main, words)
+    return lambda: exec(code, vars(main))
+
+
+def _code(main: ModuleType, words: list[str]) -> CodeType:
+    """Return the code of a command; what the interpreter itself would set for it is set."""
+    vars(main)["__builtins__"] = __builtins__
+    if words[0] == "-m":
+        sys.argv = ["-m", *words[2:]]
+        sys.path.insert(0, str(Path.cwd()))
+        return compile(f"import runpy; runpy._run_module_as_main({words[1]!r})", "<string>", "exec")
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        return compile(words[1], "<string>", "exec")
+    sys.argv = words
+    vars(main)["__file__"] = str(Path(words[0]).absolute())
+    sys.path.insert(0, str(Path(words[0]).absolute().parent))
+    return compile(Path(words[0]).read_text(), words[0], "exec")

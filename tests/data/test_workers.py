@@ -283,6 +283,7 @@ def test_a_script_without_guard_runs_once(tmp_path, way):
     assert gone(pids)
 
 
+@pytest.mark.usefixtures("forked_commands")
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_survives_the_rank(ending):
     quiet = "from kway.launch.semaphores import cleared_quietly; cleared_quietly()"
@@ -327,6 +328,7 @@ finally:
 """
 
 
+@pytest.mark.usefixtures("forked_commands")
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])  # the second closes the loader
 def test_workers_that_are_stuck_or_stopped_end_with_their_rank(ending):
     with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True) as rank:

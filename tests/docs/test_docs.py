@@ -163,7 +163,9 @@ def test_python_runs_and_prints_what_is_said(path, ran):
 
 @pytest.mark.starts
 @pytest.mark.parametrize("path", GUIDE, ids=lambda path: path.stem)
-def test_commands_that_are_meant_to_run_do(path, tmp_path):
+def test_commands_that_are_meant_to_run_do(path, tmp_path, request):
+    if path.name != "README.md":  # as for Python blocks
+        request.getfixturevalue("forked_commands")
     files_of(path, tmp_path)
     ran = 0
     for block in blocks(path):

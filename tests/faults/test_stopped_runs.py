@@ -1,4 +1,7 @@
-"""`kway train` is told to stop, or loses a rank: what is left can be gone on with, to the same bits."""
+"""`kway train` is told to stop, or loses a rank: what is left can be gone on with, to the same bits.
+
+One of these runs is started as a user starts it. The others are processes, too, but forked.
+"""
 
 import json
 import os
@@ -8,8 +11,10 @@ import sys
 import time
 
 import pytest
+from tests.commands import forking_commands
 
-pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("leftovers")]
+pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("leftovers", "forked_commands")]
+STARTED = subprocess.Popen  # what the fixture leaves as it is
 
 NET = """
 import os, pathlib, signal, time
@@ -61,17 +66,18 @@ def folder(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
+def expected(tmp_path_factory, zygotes):
     """The fingerprint of the run that nobody stops."""
     own = tmp_path_factory.mktemp("whole")
     (own / "net.py").write_text(NET)
-    done = finished(own, "--devices", "cpu:1")
+    with forking_commands(zygotes):
+        done = finished(own, "--devices", "cpu:1")
     assert done.returncode == 0, done.stderr
     return record(own)["weights_sha256"]
 
 
-def started(folder, devices, **environment):
-    return subprocess.Popen(
+def started(folder, devices, start=None, **environment):
+    return (start or subprocess.Popen)(
         command("--devices", devices),
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -91,12 +97,14 @@ def until_a_checkpoint(folder, process, step=4):
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
-    ("devices", "number", "then"), [("cpu:2", signal.SIGTERM, "cpu:1"), ("cpu:1", signal.SIGUSR1, "cpu:3")]
+    ("devices", "start", "number", "then"),
+    [("cpu:2", STARTED, signal.SIGTERM, "cpu:1"), ("cpu:1", None, signal.SIGUSR1, "cpu:3")],
+    ids=["two", "one"],
 )
 def test_a_run_that_is_told_to_stop_leaves_a_checkpoint_and_is_gone_on_with(
-    folder, expected, devices, number, then
+    folder, expected, devices, start, number, then
 ):
-    process = started(folder, devices)
+    process = started(folder, devices, start)
     until_a_checkpoint(folder, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)

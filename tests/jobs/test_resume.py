@@ -142,6 +142,7 @@ def test_another_job_is_refused_with_what_differs(tmp_path, change, words):
 
 
 @pytest.mark.starts
+@pytest.mark.usefixtures("forks")
 def test_of_a_refused_run_nothing_stays_on_several_devices_either(tmp_path):
     out, more = tmp_path / "run", tmp_path / "more"
     kway.train(job(), devices="cpu:1", out=out, steps=1, checkpoint_every="1steps", **TRAINED)

@@ -99,6 +99,7 @@ def test_an_error_of_kway_comes_through_as_itself():
     assert str(error) == "the loss is nan: epoch 0, step 3, rank 1"
 
 
+@pytest.mark.usefixtures("forks")
 def test_peers_in_a_collective_are_not_waited_for_nor_blamed():
     def task(context):
         if context.world.rank == 1:
@@ -106,7 +107,7 @@ def test_peers_in_a_collective_are_not_waited_for_nor_blamed():
             raise ValueError("boom")
         dist.all_reduce(torch.ones(4))
 
-    error, seconds = fails(task, group=True, ranks=2)
+    error, seconds = fails(task, group=True, ranks=2, threads=1)
     assert str(error).endswith("rank 1 failed: ValueError: boom")
     assert seconds < 20
 
@@ -138,11 +139,12 @@ def test_a_rank_that_left_is_the_cause_though_a_peer_that_lost_it_is_heard_first
     assert seconds < 10
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_rank_that_aborts_gives_its_reason_in_the_last_line():
     def task(context):
         dist.all_reduce(torch.ones(4 if context.world.rank else 2, 2))
 
-    error, _ = fails(task, group=True, ranks=2)
+    error, _ = fails(task, group=True, ranks=2, threads=1)
     assert error.exit_code == 128 + signal.SIGABRT
     assert error.headline.endswith("Is there a distributed collective mismatch in your code?")
     assert not error.died

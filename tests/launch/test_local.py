@@ -200,6 +200,7 @@ def test_prints_reach_this_process_marked_and_the_logs_whole(tmp_path, capsys):
 
 
 @pytest.mark.starts
+@pytest.mark.usefixtures("forks")
 def test_two_jobs_at_once_from_two_threads(leftovers, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "name.that.does.not.resolve.invalid")
     monkeypatch.setenv("MASTER_PORT", "1")

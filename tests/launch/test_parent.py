@@ -37,7 +37,7 @@ def task(context, large):
     for batch in loader:
         context.emit(context.world.rank)
 
-run(task, ["cpu"] * 2, torch.zeros(100_000), group=False, on_event=lambda e: print(e, flush=True))
+run(task, ["cpu"] * 2, torch.zeros(100_000), threads=1, group=False, on_event=lambda e: print(e, flush=True))
 """
 WITHIN_S = 10.0
 
@@ -70,9 +70,16 @@ def start_job(tmp_path, temporary):
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, -2)]
+    ("number", "status", "way"),
+    [
+        (signal.SIGKILL, -9, None),
+        (signal.SIGTERM, 143, "forked_commands"),
+        (signal.SIGINT, -2, "forked_commands"),
+    ],
 )
-def test_nothing_survives_the_parent(number, status, tmp_path, short, leftovers):
+def test_nothing_survives_the_parent(number, status, way, tmp_path, short, leftovers, request):
+    if way:  # how it was started is the point of no test here: the one that is killed is
+        request.getfixturevalue(way)
     parent = start_job(tmp_path, short)
     # The parent, two ranks with two loader workers each, and the guard.
     assert len(leftovers()) >= 8
@@ -86,6 +93,7 @@ def test_nothing_survives_the_parent(number, status, tmp_path, short, leftovers)
     assert not [path for path in short.iterdir() if path.name.startswith("kway-")]
 
 
+@pytest.mark.usefixtures("forked_commands")
 def test_ranks_go_even_if_the_guard_was_killed_first(tmp_path, short, leftovers):
     parent = start_job(tmp_path, short)
     (guard,) = [pid for pid, line in leftovers().items() if "kway.launch.guard" in line]

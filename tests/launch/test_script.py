@@ -126,6 +126,7 @@ def test_a_rank_that_left_early_is_the_cause_if_others_needed_it(script):
     assert (caught.value.rank, caught.value.exit_code) == (1, 1)
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_rank_that_left_is_named_beside_one_that_went_on(script):
     path = script(
         "import kway, torch\n"
@@ -150,6 +151,7 @@ def test_a_rank_that_skips_the_end_of_the_script_has_failed_unless_all_do(script
     launch(script("os._exit(0)"), [], ["cpu"] * 2, echo=False)
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_loader_worker_of_the_script_that_dies_is_named(script):
     path = script(
         "import torch\n"

@@ -200,7 +200,7 @@ def test_a_rank_that_sleeps_in_forward_is_named_with_step_phase_and_line(two):
 
 
 @pytest.mark.starts
-@pytest.mark.usefixtures("leftovers")
+@pytest.mark.usefixtures("leftovers", "forks")
 def test_a_stopped_rank_is_said_to_be_stopped(two):
     def task(context):
         group = kway_group(context)
@@ -302,7 +302,7 @@ def script(tmp_path):
 
 
 @pytest.mark.starts
-@pytest.mark.usefixtures("leftovers")
+@pytest.mark.usefixtures("leftovers", "forks")
 def test_a_script_of_the_user_is_watched_too(script, tmp_path):
     with pytest.raises(StallError) as caught:
         launch(
@@ -323,7 +323,7 @@ def test_a_script_of_the_user_is_watched_too(script, tmp_path):
 
 
 @pytest.mark.starts
-@pytest.mark.usefixtures("leftovers")
+@pytest.mark.usefixtures("leftovers", "forked_commands")
 def test_ranks_of_another_launcher_watch_themselves(script):
     path, port = script("time.sleep(600)", limit=2), free_port()
     started = [
