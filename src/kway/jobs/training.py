@@ -25,8 +25,9 @@ from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
 from kway.report.lines import last_figures
-from kway.step.build import build, load_tensors, register_new
+from kway.step.build import build, load_tensors
 from kway.step.kinds import DEFAULT_KIND
+from kway.step.new_buffers import register_new
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
