@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from kway.comm.group import Group
 from kway.errors import RefusedError
-from kway.step.new_buffers import add_buffer
+from kway.step.made import add_buffer
 
 Tensor = torch.Tensor
 Key = tuple[int, str]
