@@ -81,7 +81,7 @@ class Normalise(torch.autograd.Function):
         ctx.group, ctx.counts, ctx.eps = group, counts, eps
         ctx.bias_dtype = None if bias is None else bias.dtype
         if not x.numel():
-            return x.clone()
+            return torch.empty_like(x)
         if x.is_cuda:
             return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
         var = variance_of(invstd, statistics.var.to(inner), eps)

@@ -21,7 +21,8 @@ def parts_of(step: StepCore) -> dict[str, Any]:
     """Return the state by part, as ``checkpoints.state.flatten`` takes it; tensors are the step's own, not copies.
 
     ``optimizer`` by name; ``buffers`` that are not in the model's ``state_dict``; ``modules``: what modules keep
-    beside tensors; ``made``: which weights the model made when it ran; ``schedule``, ``scaler`` and ``ema`` where the job has them.
+    beside tensors; ``made``: which weights the model made when it ran; ``schedule``, ``scaler`` and ``ema`` where the
+    job has them.
     """
     parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, step.model.named_parameters())}
     if buffers := other_buffers(step.model):

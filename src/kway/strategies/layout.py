@@ -11,6 +11,7 @@ from kway.errors import RefusedError, UsageError
 from kway.job import Job, clip_rule
 from kway.registry import modules_of, unknown
 from kway.step.build import check_factory, check_optimizer
+from kway.step.gradients import check_gradient_dtypes
 from kway.step.hooked import refuse_hooks
 from kway.step.losses import check_loss
 from kway.strategies.base import Axis
@@ -157,6 +158,8 @@ def check_model(
     shares = prod(size for axis, size in layout.items() if known[axis].splits_batch)
     share = -(-batch_size // shares)
     level_of(level).check(job, model, shares, share, shards)
+    if trains and (shares > 1 or level_of(level).shards(shards) is not None):
+        check_gradient_dtypes(model)
     if trains:
         refuse_hooks(model, level_of(level).cut(job, shares, share, shards), level)
     for axis, size in layout.items():
