@@ -125,16 +125,24 @@ def test_float64_scalars_travel_exactly_beside_float32_gradients(ranks):
     assert found[1] != found[1]
 
 
-def in_another_dtype(context):
-    parameter = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
-    parameter.grad_dtype = torch.float32
-    parameter.grad = torch.full((3,), 1 + 2.0**-12) * (context.world.rank + 1)
+def in_another_dtype(context, own, dtype, number):
+    parameter = nn.Parameter(torch.zeros(3, dtype=own))
+    parameter.grad_dtype = dtype
+    parameter.grad = torch.full((3,), number, dtype=dtype) * (context.world.rank + 1)
     reducer = GradientReducer([parameter], Group(context.world.rank, context.world.size), scalars=1)
     reducer.reduce(torch.zeros(1))
     return parameter.grad
 
 
 @pytest.mark.skipif(not hasattr(nn.Parameter, "grad_dtype"), reason="this torch has no grad_dtype")
-def test_a_gradient_of_another_dtype_than_its_parameter_keeps_it(ranks):
-    for gradient in ranks.run(in_another_dtype, size=2):
-        assert torch.equal(gradient, torch.full((3,), 3 * (1 + 2.0**-12)))
+@pytest.mark.parametrize(
+    ("own", "dtype", "number"),
+    [
+        (torch.bfloat16, torch.float32, 1 + 2.0**-12),
+        (torch.complex64, torch.complex128, 1 + 2.0**-40 - 2.0**-45 * 1j),
+    ],
+)
+def test_a_gradient_of_another_dtype_than_its_parameter_keeps_it(ranks, own, dtype, number):
+    for gradient in ranks.run(in_another_dtype, own, dtype, number, size=2):
+        assert gradient.dtype == dtype
+        assert torch.equal(gradient, torch.full((3,), 3 * number, dtype=dtype))

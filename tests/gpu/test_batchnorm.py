@@ -47,7 +47,7 @@ def in_shares(layer, x, dy, split):
     for _ in range(PASSES):
         outs, grads, buffers = {}, {}, []
         layer.zero_grad()
-        # Those with samples first: a group that has heard of no sample at all refuses to normalise.
+        # Those with samples first: a group that has heard of no sample yet has no statistics.
         for rank, count in sorted(enumerate(split), key=lambda pair: -pair[1]):
             layer.load_state_dict(start)
             # A rank without samples computes a ghost that must not count.

@@ -257,3 +257,37 @@ class Frozen(nn.BatchNorm1d):
 
 def frozen_net():
     return nn.Sequential(Frozen(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+
+class Routed(nn.Module):
+    """Normalises the rows that are larger than 1 alone: none of the sample's, and of the ghost's ``ghosts``."""
+
+    def __init__(self, ghosts):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm, self.last = nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)
+        self.ghosts = ghosts
+
+    def forward(self, x):
+        rows = self.layer(x).expand(4, 2)
+        # What follows the rank follows, in a model, random numbers that each rank draws by itself.
+        here = torch.arange(4) < (self.ghosts if torch.distributed.get_rank() else 0)
+        normal = self.norm(rows[here])
+        return torch.cat([self.last(normal), rows[~here]]).mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("ghosts", [0, 1, 3])
+def test_a_ghost_may_come_with_values_to_a_layer_that_no_sample_reaches(ranks, ghosts):
+    """The rank with the sample has no row for the layer, and does not know what the other one's ghost has."""
+    x = torch.ones(1, 2)
+    job = kway.Job(
+        model=partial(Routed, ghosts), loss=nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=0.1), data=(x, x),
+        batch_size=1, precision="fp64",
+    )  # fmt: skip
+    run = kway.train(job, devices="cpu:2", epochs=2, ranks=ranks, echo=False)
+    start = Routed(ghosts).double().state_dict()
+    state = run.model.state_dict()
+    assert int(state.pop("norm.num_batches_tracked")) == 2
+    for name, value in state.items():
+        assert value.isfinite().all()
+        assert torch.equal(value, start[name]) == (not name.startswith("layer."))

@@ -190,10 +190,9 @@ class FlatGradients:
 
 
 def _dtype_of(parameter: torch.nn.Parameter) -> torch.dtype:
-    """Return the dtype of a parameter's gradient: its own, but where ``grad_dtype`` says otherwise."""
-    own = as_real(parameter.detach()).dtype
-    wanted = getattr(parameter, "grad_dtype", None)
-    return own if wanted is None or parameter.is_complex() else wanted
+    """Return the dtype of a parameter's gradient, or of its parts: its own, but where ``grad_dtype`` says otherwise."""
+    wanted: torch.dtype = getattr(parameter, "grad_dtype", parameter.dtype)
+    return wanted.to_real() if wanted.is_complex else wanted
 
 
 def _lies_like(grad: Tensor, view: Tensor) -> bool:

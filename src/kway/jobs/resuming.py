@@ -11,6 +11,8 @@ from kway.checkpoints.reading import Checkpoint, check_step, newest, open_checkp
 from kway.errors import UsageError
 from kway.jobs.arguments import check_path
 from kway.step.build import check_names
+from kway.step.made import unmade
+from kway.step.state import made_in
 from kway.training.facts import check_facts, check_parts
 from kway.training.saving import FOLDER
 
@@ -83,5 +85,6 @@ def find(
     check_parts(checkpoint)
     check_facts(checkpoint, facts)
     check(checkpoint)
-    check_names(model, checkpoint.weights(), f"of checkpoint {checkpoint.path}")
+    weights = unmade(checkpoint.weights(), made_in(checkpoint), model)
+    check_names(model, weights, f"of checkpoint {checkpoint.path}")
     return checkpoint.path.resolve(), told

@@ -26,8 +26,9 @@ from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
 from kway.report.lines import last_figures
-from kway.step.build import build, load_tensors, register_new
+from kway.step.build import build, load_tensors
 from kway.step.kinds import DEFAULT_KIND
+from kway.step.made import add_made
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
@@ -230,20 +231,21 @@ def train(
                 run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
             )
         record: Training
-        record, average = results[0]
+        record, average, made = results[0]
         record = replace(record, notices=[*where.notices, *told, *record.notices])
         if out is not None and where.is_main:
             _keep(record, folder)
         if started:
-            model = _as_trained(cast(model, precision_of(job.precision).floating), folder)
+            model = _as_trained(cast(model, precision_of(job.precision).floating), folder, made)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
     return Run(where.plan, record, model, Path(folder) if out is not None else None, average)
 
 
 def run_rank(
     context: Any, spec: TrainSpec, model: nn.Module | None = None
-) -> tuple[Training, dict[str, torch.Tensor] | None]:
-    """Train on one rank; return the record, and the average of the weights to a process that handed in a model.
+) -> tuple[Training, dict[str, torch.Tensor] | None, dict[str, str]]:
+    """Train on one rank; return the record, the average of the weights to a process that handed in a model, and what
+    the model made when it ran.
 
     The task that ``train`` sends. Processes that start ranks read the average from its file.
     """
@@ -252,17 +254,17 @@ def run_rank(
     # What kway started is ended by whoever started it.
     ends = context.world.origin != "local"
     with asked_to_stop(context.stop, ends) if spec.is_kept else nullcontext():
-        return loop.run(), None if model is None else loop.average
+        return loop.run(), None if model is None else loop.average, loop.engine.made
 
 
 def _own(loss: Any) -> Any:
     return copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
 
 
-def _as_trained(model: nn.Module, folder: Path) -> nn.Module:
-    """Give ``model`` the weights that ranks left in ``folder``. What it has no tensor for is a buffer of theirs."""
+def _as_trained(model: nn.Module, folder: Path, made: dict[str, str]) -> nn.Module:
+    """Give ``model`` the weights that ranks left in ``folder``, and what theirs ``made`` when they ran."""
     state = read_tensors(folder / "weights.safetensors")
-    register_new(model, state)
+    add_made(model, state, made)
     load_tensors(model, state, "of the run")
     return model
 

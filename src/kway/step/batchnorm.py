@@ -114,13 +114,13 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
             f"batch normalisation needs more than 1 value a channel to train, and the global batch has 1 "
             f"(input {tuple(x.shape)} on rank {group.rank}): use a larger batch"
         )
-    if values == 0 and x.numel() == 0:
-        # Nothing to normalise on any rank. Torch counts such a batch, and moves nothing else.
-        if moves and module.num_batches_tracked is not None and not recomputing():
-            module.num_batches_tracked.add_(1)
-        return nn.functional.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
+    some = None
+    if x.numel() <= x.size(1) or not presence.counts:
+        # Only for such a share can there be no value on any rank. A ghost may hold some then, and a rank never knows
+        # what those of others hold: all go on, without a look at the count, and meet in backward.
+        statistics, some = statistics.or_nothing()
     if moves and not recomputing():
-        move(module, statistics)
+        move(module, statistics, some)
     arguments = (x, module.weight, module.bias, statistics, module.eps, group, presence.counts)
     y: torch.Tensor = Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
     presence.meeting.add(y)

@@ -207,15 +207,6 @@ def load_tensors(model: nn.Module, state: Mapping[str, torch.Tensor], source: ob
     model.load_state_dict(state, strict=False)
 
 
-def register_new(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Give ``model`` the buffers in ``state`` that it has no tensor for: layers may make some when they first run."""
-    own = model.state_dict()
-    for name, value in state.items():
-        path, _, leaf = name.rpartition(".")
-        if name not in own and path in dict(model.named_modules()):
-            model.get_submodule(path).register_buffer(leaf, value)
-
-
 def check_names(model: nn.Module, state: dict[str, torch.Tensor], source: object) -> None:
     """Raise ``UsageError`` where names or shapes of ``state`` are not those of ``model``."""
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}

@@ -27,6 +27,9 @@ class CompiledStep:
         self._model, self._inner = core.model, inner
         dynamo: Any = import_module("torch._dynamo")
         self._failed = dynamo.exc.BackendCompilerFailed
+        if core.kept is not None:
+            # Not as a part of compiled code, which would give it a buffer after all that the pass did to it.
+            vars(core.kept)["registered"] = dynamo.disable(core.kept.registered)
         # With the hooks, as nn.Module.compile does. Fixed shapes: there are few, and each gets code of its own.
         self._compiled = torch.compile(core.model._call_impl, dynamic=False, options=_options())
 

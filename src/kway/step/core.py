@@ -20,6 +20,7 @@ from kway.step.gradients import resolve_conjugates
 from kway.step.inputs import caller, move, splitter
 from kway.step.kept_buffers import KeptBuffers
 from kway.step.losses import rule_for
+from kway.step.made import made_since, names_of
 from kway.step.precision import precision_of
 from kway.step.presence import Presence
 from kway.step.roster import Roster
@@ -135,7 +136,7 @@ class StepCore(ABC):
         self.asked = 0
         self.group, self.signs = group, Signs(group)
         self._stepped, self._other_loss = True, False
-        self._roster = Roster(model)
+        self._roster, self._built = Roster(model), names_of(model)
         # Held, so that no layer made later has the identity of one of them.
         self._first = list(self._roster.modules)
         self._known = set(map(id, self._first))
@@ -192,6 +193,11 @@ class StepCore(ABC):
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that the model had when this step began, by its names: what the optimizer was made of."""
         return self._roster.parameters
+
+    @property
+    def made(self) -> dict[str, str]:
+        """What the model has made since it was built: see ``kway.step.made``."""
+        return made_since(self._built, self.model)
 
     def output(self, batch: Any) -> Any:
         """Run the model alone on one collated batch, which need not hold a target."""

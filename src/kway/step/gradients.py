@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from kway.errors import RefusedError
+
 
 def sparse_parameters(model: nn.Module) -> list[nn.Parameter]:
     """List the parameters of modules that are set to give sparse gradients, each once.
@@ -20,6 +22,20 @@ def sparse_parameters(model: nn.Module) -> list[nn.Parameter]:
         if parameter.dim()
     ]
     return list(dict.fromkeys(found))
+
+
+def check_gradient_dtypes(model: nn.Module) -> None:
+    """Raise ``RefusedError`` for a parameter of whose gradient it is not known in which dtype it can be summed."""
+    for name, parameter in model.named_parameters():
+        # Not every torch lets a gradient have a dtype of its own.
+        wanted = getattr(parameter, "grad_dtype", parameter.dtype)
+        if wanted is None or wanted.is_complex != parameter.is_complex():
+            raise RefusedError(
+                f"parameter {name!r} ({parameter.dtype}) with grad_dtype {wanted}",
+                "gradients of devices and shards are summed in one dtype that is known before, complex where the "
+                "parameter is",
+                "set grad_dtype to the dtype that backward gives, or use one device and exactness math",
+            )
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,17 +4,26 @@ Pieces are the shards of level bits, or micro-batches. Batch normalisation over 
 ``pooled``). What follows from the weights alone, such as the vectors of spectral normalisation or a counter, comes out
 the same for every piece, and moves once a step as on a whole batch. What depends on the samples would be another on
 every number of devices, or for every size of the pieces.
+
+A buffer that a layer makes when it first runs starts, for every piece, from the value with which it was registered. It
+is not taken away again between pieces: the layer may remember that it has made it.
 """
 
+import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from kway.comm.group import Group
 from kway.errors import RefusedError
+from kway.step.made import add_buffer
 
 Tensor = torch.Tensor
+Key = tuple[int, str]
+# A buffer, its version, and a copy of its values at that version.
+Known = tuple[Tensor, int, Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,13 +53,17 @@ class KeptBuffers:
     def __init__(self, model: nn.Module, without: list[nn.Module], piece: Piece) -> None:
         self._piece = piece
         left_out = {id(module) for module in without}
-        self._modules = [
-            (name, module)
-            for name, module in model.named_modules()
-            if id(module) not in left_out and module._buffers
-        ]
-        self._before: dict[tuple[int, str], tuple[Tensor, int, Tensor]] = {}
-        self._after: dict[tuple[int, str], Tensor] | None = None
+        # Also those that have no buffer yet.
+        self._modules = [(n, module) for n, module in model.named_modules() if id(module) not in left_out]
+        self._places = {id(module): place for place, (_, module) in enumerate(self._modules)}
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._before: dict[Key, Known] = {}
+        # Made since the step began, as they were registered. ``None`` between steps.
+        self._made: dict[Key, Known] | None = None
+        self._after: dict[Key, Tensor] | None = None
+        # Whether any rank may hold one in this step: the same on all of them.
+        self._some = self._first = True
+        _listen(self)
 
     def forget(self) -> None:
         """Copy all of them when the next step begins, also where they look unchanged."""
@@ -63,26 +76,34 @@ class KeptBuffers:
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     known = self._before.get((place, name))
-                    same = known is not None and known[0] is buffer and known[1] == buffer._version
-                    now[place, name] = known if same and known else (buffer, buffer._version, _copy(buffer))
-        self._before, self._after = now, None
+                    now[place, name] = known if known and _is(known, buffer) else _know(buffer)
+        self._before, self._made, self._after = now, {}, None
+        self._some, self._first = self._first or bool(now), False
+
+    def registered(self, module: nn.Module, name: str, value: Tensor) -> None:
+        """Note a buffer that is new, with the value it has now: a layer may change it as soon as it is there."""
+        place = self._places.get(id(module))
+        if self._made is not None and place is not None:
+            self._made[place, name] = _know(value)
 
     def end_of_piece(self) -> None:
         """Put the step's values back. Raises ``RefusedError`` where two pieces left different values."""
         after = {}
+        made = self._made or {}
         for place, (_, module) in enumerate(self._modules):
             for name, buffer in module._buffers.items():
-                known = self._before.get((place, name))
-                if buffer is None or (known and known[0] is buffer and known[1] == buffer._version):
+                key = (place, name)
+                known = self._before.get(key) or made.get(key)
+                if buffer is None or (known and _is(known, buffer)):
                     continue
-                after[place, name] = _copy(buffer)
+                after[key] = _copy(buffer)
                 if known is None:
                     module._buffers[name] = None
                     continue
                 with torch.no_grad():
                     known[0].copy_(known[2])
                 module._buffers[name] = known[0]
-                self._before[place, name] = (known[0], known[0]._version, known[2])
+                self._before[key] = (known[0], known[0]._version, known[2])
         if self._after is None:
             self._after = after
         elif name := _different(self._after, after):
@@ -94,33 +115,77 @@ class KeptBuffers:
 
     def end_of_step(self, group: Group, idle: bool) -> None:
         """Give the buffers the values that the pieces left. ``idle``: some rank may have computed none; then a
-        collective, in which it takes the values of the first that did.
+        collective, in which it takes the values of the first that did. Raises ``RefusedError`` for a first buffer that
+        is made in such a step later than in the first: without any, ranks do not wait for each other.
         """
-        after = self._after
-        if idle and group.size > 1 and self._modules:
-            found = [held for held in group.objects(after) if held is not None]
-            after = found[0] if found else None
+        after, made = self._after, self._made or {}
+        if idle and group.size > 1 and made and not self._some:
+            raise RefusedError(
+                f"buffer {self._named(next(iter(made)))!r} was made in a step in which some device had no samples",
+                f"every device must have it, and no device of {group.size} had a buffer before",
+                "register it when the model is made",
+            )
+        if idle and group.size > 1 and self._some:
+            told = None if after is None else (_on_cpu(after), self._tellable(made))
+            found = [held for held in group.objects(told) if held is not None]
+            if found and after is None:
+                after, others = found[0]
+                for (place, name), (value, persistent) in others.items():
+                    add_buffer(self._modules[place][1], name, value.to(self._device), persistent)
+        self._made = None
         for (place, name), value in (after or {}).items():
             module = self._modules[place][1]
             held = module._buffers[name]
             if held is None or held.shape != value.shape or held.dtype != value.dtype:
-                module._buffers[name] = value if held is None else value.to(held.device)
+                module._buffers[name] = value.to(self._device if held is None else held.device)
             else:
                 with torch.no_grad():
                     held.copy_(value)
 
-    def _named(self, key: tuple[int, str]) -> str:
+    def _tellable(self, made: dict[Key, Known]) -> dict[Key, tuple[Tensor, bool]]:
+        """Return what another rank needs to have the same new buffers: their first values, whether they persist."""
+        return {
+            (place, name): (known[2].cpu(), name not in self._modules[place][1]._non_persistent_buffers_set)
+            for (place, name), known in made.items()
+        }
+
+    def _named(self, key: Key) -> str:
         place, name = key
         return ".".join(part for part in (self._modules[place][0], name) if part)
+
+
+def _listen(kept: KeptBuffers) -> None:
+    """Tell ``kept`` of buffers that are new, for as long as it lives.
+
+    Torch keeps such a hook for all modules of a process; this one keeps no model alive.
+    """
+    own = weakref.ref(kept)
+
+    def hook(module: nn.Module, name: str, value: Tensor | None) -> None:
+        if value is not None and name not in module._buffers and (found := own()) is not None:
+            found.registered(module, name, value)
+
+    weakref.finalize(kept, register_module_buffer_registration_hook(hook).remove)
+
+
+def _know(buffer: Tensor) -> Known:
+    return buffer, buffer._version, _copy(buffer)
+
+
+def _is(known: Known, buffer: Tensor) -> bool:
+    """Whether a buffer is the one that is known, unchanged."""
+    return known[0] is buffer and known[1] == buffer._version
 
 
 def _copy(buffer: Tensor) -> Tensor:
     return buffer.detach().clone()
 
 
-def _different(
-    first: dict[tuple[int, str], Tensor], second: dict[tuple[int, str], Tensor]
-) -> tuple[int, str] | None:
+def _on_cpu(buffers: dict[Key, Tensor]) -> dict[Key, Tensor]:
+    return {key: buffer.cpu() for key, buffer in buffers.items()}
+
+
+def _different(first: dict[Key, Tensor], second: dict[Key, Tensor]) -> Key | None:
     for key in [*first, *second]:
         a, b = first.get(key), second.get(key)
         if a is None or b is None or a.shape != b.shape or not _equal(a, b):

@@ -80,6 +80,8 @@ class Normalise(torch.autograd.Function):
         ctx.save_for_backward(x, weight, mean, invstd, statistics.count)
         ctx.group, ctx.counts, ctx.eps = group, counts, eps
         ctx.bias_dtype = None if bias is None else bias.dtype
+        if not x.numel():
+            return torch.empty_like(x)
         if x.is_cuda:
             return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
         var = variance_of(invstd, statistics.var.to(inner), eps)
@@ -96,7 +98,9 @@ class Normalise(torch.autograd.Function):
         if not ctx.counts:
             sums.zero_()
         over_group = ctx.group.stack(sums).sum(0)
-        if x.is_cuda:
+        if not x.numel():
+            dx = torch.zeros_like(x)
+        elif x.is_cuda:
             total = count.to(torch.int32).reshape(1)
             scale = None if weight is None else weight.to(mean.dtype)
             sum_dy, sum_dy_xmu = over_group.to(mean.dtype).unbind(0)
@@ -134,6 +138,9 @@ def _last(x: Tensor) -> bool:
 
 def _local_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, eps: float) -> Tensor:
     """Return sum(dy) and sum(dy * (x - mean)) over this rank's share, shape (2, C), in a wide dtype."""
+    if not x.numel():
+        # As the others' are, with which these are gathered.
+        return torch.zeros(2, x.size(1), dtype=mean.dtype if x.is_cuda else torch.float64, device=x.device)
     if x.is_cuda:
         sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(
             dy, x, mean, invstd, None, True, False, False

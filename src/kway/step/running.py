@@ -19,10 +19,19 @@ class Statistics:
     var: Tensor
     count: Tensor
 
+    def or_nothing(self) -> "tuple[Statistics, Tensor]":
+        """Return numbers that leave x as it is where there is no value at all, and whether there is one."""
+        some = self.count > 0
+        mean, var = torch.where(some, self.mean, 0.0), torch.where(some, self.var, 1.0)
+        return Statistics(mean, var, self.count.clamp_min(1)), some
+
 
 @torch.no_grad()
-def move(module: _BatchNorm, statistics: Statistics) -> None:
+def move(module: _BatchNorm, statistics: Statistics, some: Tensor | None = None) -> None:
     """Count one more batch, and move the running statistics of a layer: the variance unbiased.
+
+    ``some``: whether there was any value, ``None`` where that is known. Torch counts a batch without, and moves nothing
+    else.
 
     At once: whatever runs next, the layer itself in another mode or code of the user's, may look at them.
     """
@@ -34,7 +43,8 @@ def move(module: _BatchNorm, statistics: Statistics) -> None:
     for running, value in ((module.running_mean, statistics.mean), (module.running_var, unbiased)):
         if running is not None and factor is not None:
             # Past autograd, as torch's own kernel: what was computed with the old values keeps its backward pass.
-            running.data.copy_(torch.lerp(running.double(), value, factor))
+            moved = torch.lerp(running.double(), value, factor)
+            running.data.copy_(moved if some is None else torch.where(some, moved, running.double()))
 
 
 def width_of(module: _BatchNorm) -> int | None:

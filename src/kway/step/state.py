@@ -11,6 +11,7 @@ from kway.checkpoints.reading import Checkpoint
 from kway.errors import UsageError
 from kway.step.build import load_tensors
 from kway.step.core import StepCore
+from kway.step.made import add_buffer, add_made
 
 # Parts that only some jobs have. Buffers can appear while a model is used.
 OPTIONAL = ("modules", "schedule", "scaler", "ema")
@@ -20,13 +21,16 @@ def parts_of(step: StepCore) -> dict[str, Any]:
     """Return the state by part, as ``checkpoints.state.flatten`` takes it; tensors are the step's own, not copies.
 
     ``optimizer`` by name; ``buffers`` that are not in the model's ``state_dict``; ``modules``: what modules keep
-    beside tensors; ``schedule``, ``scaler`` and ``ema`` where the job has them.
+    beside tensors; ``made``: which weights the model made when it ran; ``schedule``, ``scaler`` and ``ema`` where the
+    job has them.
     """
     parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, step.model.named_parameters())}
     if buffers := other_buffers(step.model):
         parts["buffers"] = buffers
     if extra := {k: v for k, v in step.model.state_dict().items() if not isinstance(v, torch.Tensor)}:
         parts["modules"] = extra
+    if made := step.made:
+        parts["made"] = made
     if step.schedule is not None:
         parts["schedule"] = step.schedule.state_dict()
     if step.scaler is not None:
@@ -38,7 +42,9 @@ def parts_of(step: StepCore) -> dict[str, Any]:
 
 def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
     """Give a step, model included, the state of a checkpoint. Raises ``UsageError`` where it does not fit."""
-    load_tensors(step.model, checkpoint.weights(), f"of checkpoint {checkpoint.path}")
+    weights = checkpoint.weights()
+    add_made(step.model, weights, made_in(checkpoint))
+    load_tensors(step.model, weights, f"of checkpoint {checkpoint.path}")
     own = parts_of(step)
     differ = [part for part in OPTIONAL if (part in own) != (part in checkpoint)]
     if differ:
@@ -61,6 +67,11 @@ def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
         step.average.load(checkpoint.part("ema"))
 
 
+def made_in(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return which weights of a checkpoint its model made when it ran: see ``kway.step.made``."""
+    return checkpoint.part("made") if "made" in checkpoint else {}
+
+
 def other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the buffers that are not persistent, by name: not part of the weights, but of what comes next."""
     saved = model.state_dict(keep_vars=True)
@@ -69,7 +80,7 @@ def other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def load_buffers(model: nn.Module, saved: Mapping[str, torch.Tensor], source: str) -> None:
-    """Give the model what ``other_buffers`` gave. Raises ``UsageError`` for a buffer of a module that it lacks."""
+    """Give the model what ``other_buffers`` gave. Raises ``UsageError`` for a buffer that it has no place for."""
     own = other_buffers(model)
     for name, value in saved.items():
         held = own.get(name)
@@ -83,4 +94,4 @@ def load_buffers(model: nn.Module, saved: Mapping[str, torch.Tensor], source: st
             raise UsageError(f"{source} has a buffer {name!r}", "the model has none") from None
         # A buffer that grows while it is used, such as a cache: it takes the saved one's place.
         device = next((p.device for p in model.parameters()), value.device) if held is None else held.device
-        module.register_buffer(last, value.to(device), persistent=False)
+        add_buffer(module, last, value.to(device), persistent=False)

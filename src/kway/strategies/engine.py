@@ -121,6 +121,11 @@ class Engine:
         """Return the state that the next step depends on beside the weights: see ``kway.step.state``."""
         return parts_of(self._step)
 
+    @property
+    def made(self) -> dict[str, str]:
+        """What the model has made since it was built, by name: see ``kway.step.made``."""
+        return self._step.made
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint's weights and state. Raises ``UsageError`` where they do not fit."""
         load_parts(self._step, checkpoint)

@@ -12,6 +12,7 @@ from kway.job import Job, clip_rule
 from kway.registry import modules_of, unknown
 from kway.step.build import check_factory, check_optimizer
 from kway.step.frequencies import refuse_frequencies
+from kway.step.gradients import check_gradient_dtypes
 from kway.step.hooked import refuse_hooks
 from kway.step.losses import check_loss
 from kway.strategies.base import Axis
@@ -158,6 +159,8 @@ def check_model(
     shares = prod(size for axis, size in layout.items() if known[axis].splits_batch)
     share = -(-batch_size // shares)
     level_of(level).check(job, model, shares, share, shards)
+    if trains and (shares > 1 or level_of(level).shards(shards) is not None):
+        check_gradient_dtypes(model)
     if trains:
         cut = level_of(level).cut(job, shares, share, shards)
         refuse_hooks(model, cut, level)
