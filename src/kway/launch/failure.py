@@ -31,6 +31,8 @@ _OWN_FRAMES = {str(Path(__file__).with_name(name)) for name in ("worker.py", "sc
 _CONSEQUENCE_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # How what torch itself raises begins or goes on where a device or a connection is lost.
 _LOST_DEVICE, _LOST_PEER = ("CUDA error", "NCCL"), "gloo/transport"
+# What Python leaves with where a standard stream cannot be flushed at the end.
+UNFLUSHED = 120
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def of_exit_status(rank: int, status: int) -> Failure:
         return Failure(
             rank, now, 1, "ended early: its process left with exit code 0 before its work was done"
         )
-    return Failure(rank, now, status, f"its process left with exit code {status}")
+    hint = " (Python's own: sys.stdout or sys.stderr could not be flushed)" if status == UNFLUSHED else ""
+    return Failure(rank, now, status, f"its process left with exit code {status}{hint}")
 
 
 def explained(failure: Failure, written: str) -> Failure:
