@@ -145,11 +145,13 @@ def test_validation_data_come_first_and_data_may_be_named():
         (5, "weights of type int"),
         ({"w": torch.ones(1)}, "not in the model w"),
         ("no.safetensors", "cannot be read"),
+        ("", "weights='': an empty text names nothing"),
     ],
 )
 def test_weights_that_do_not_fit(weights, said):
-    with pytest.raises(kway.UsageError, match=said):
-        kway.predict(job_of(), weights, devices="cpu:1")
+    for judges in (kway.predict, kway.evaluate):
+        with pytest.raises(kway.UsageError, match=said):
+            judges(job_of(), weights, devices="cpu:1")
 
 
 class Summed(nn.Module):

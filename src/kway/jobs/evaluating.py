@@ -11,7 +11,7 @@ from torch import nn
 
 from kway.data.parts import Parts, take_apart
 from kway.errors import UsageError
-from kway.job import Job
+from kway.job import Job, check_path
 from kway.jobs.arguments import check_job
 from kway.jobs.place import place
 from kway.step.build import build, check_names, load_weights
@@ -99,6 +99,8 @@ def _batch(job: Job, data: Any) -> int | None:
 def _loaded(job: Job, weights: Weights) -> nn.Module:
     if isinstance(weights, nn.Module):
         return weights
+    if isinstance(weights, str | Path):
+        check_path("weights", weights)
     model = cast(build(job), precision_of(job.precision).floating)
     if isinstance(weights, str | Path):
         load_weights(model, Path(weights))
