@@ -175,11 +175,7 @@ def test_a_failure_of_its_own_is_not_blamed_on_who_left_early(script):
     assert caught.value.rank == 0
 
 
-TEE = (
-    "class Tee:\n"
-    "    def write(self, text): pass\n"
-    "sys.stdout = {'tee': Tee(), 'none': None}[sys.argv[1]]\n"
-)
+TEE = "class Tee:\n    def write(self, text): pass\nsys.stdout = {'tee': Tee(), 'none': None}[sys.argv[1]]\n"
 
 
 @pytest.mark.parametrize("replaced", ["tee", "none"])

@@ -46,7 +46,5 @@ def test_counts_that_cannot_work(wrong):
 
 
 def test_counts_that_may_be_left_out():
-    spec = TrainSpec(
-        job=None, plan=Plan("single", {}, ["cpu"], "math", ""), folder="", steps=None, keep=None
-    )
+    spec = TrainSpec(job=None, plan=Plan("single", {}, ["cpu"], "math", ""), folder="", steps=None, keep=None)
     assert (spec.steps, spec.keep) == (None, None)

@@ -141,8 +141,12 @@ class _Watch:
             if self._over.wait(_GRACE_S):
                 return
         if late.rank == own or own == min(r.rank for r in reports if r.rank != late.rank):
-            with contextlib.suppress(Exception):  # the user may have replaced it: the process must end all the same
-                print(*([stack] if stack else []), f"kway: error: {error.headline}", sep="\n", file=sys.stderr)
+            with contextlib.suppress(
+                Exception
+            ):  # the user may have replaced it: the process must end all the same
+                print(
+                    *([stack] if stack else []), f"kway: error: {error.headline}", sep="\n", file=sys.stderr
+                )
         flush_output()
         os._exit(error.exit_code)
 
