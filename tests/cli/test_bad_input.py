@@ -107,6 +107,12 @@ def here(tmp_path, monkeypatch):
         ("mlp --devices cpu:0", "cpu:0"),
         ("mlp --devices many", "many"),
         ("mlp --devices cpu:2 --strategy sideways", "sideways"),
+        (
+            "mlp --devices cpu:2 --strategy fsdp=2",
+            "unknown strategy 'fsdp': known are auto, data, single; 'fsdp' is",
+        ),
+        ("mlp --devices cpu:2 --strategy tensor=2", "'tensor' is announced, but not there yet"),
+        ("mlp --devices cpu:2 --strategy pipeline", "'pipeline' is announced, but not there yet"),
         ("mlp --devices cpu:2 --strategy data=3", "data=3"),
         ("mlp --devices cpu:2 --strategy single", "single"),
         ("mpl", "did you mean 'mlp'"),

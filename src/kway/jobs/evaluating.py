@@ -36,7 +36,7 @@ def evaluate(
     ``weights``: a safetensors file, a state dict or a module; ``None``: the job's model as it is. Each sample
     counts once on any number of devices, also the last ones of a ``DataLoader`` with ``drop_last``. ``batch_size``: the
     samples of a batch over all devices (default: a ``DataLoader``'s own, else the job's). Prints what there
-    is to know about the data on standard error. Raises ``UsageError`` before anything starts.
+    is to know about data and devices on standard error. Raises ``UsageError`` before anything starts.
     """
     results = _on_ranks(evaluate_rank, job, weights, judged(job, data, batch_size), devices, strategy)
     values: dict[str, float] = results[0]
@@ -66,7 +66,7 @@ def predict(
 def _on_ranks(task: Any, job: Job, weights: Weights, parts: Parts, devices: Any, strategy: str) -> list[Any]:
     where = place(devices, strategy)
     if where.is_main:
-        for text in parts.notices:
+        for text in (*where.notices, *parts.notices):
             print(f"kway: {text}", file=sys.stderr)
     model = _loaded(job, weights)
     # The weights are judged as they are given: an average of them would be a second copy for nothing.
