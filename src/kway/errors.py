@@ -20,6 +20,28 @@ def text_of(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
+# Of what somebody else wrote: kway's last line is one that a terminal and a log can show.
+_LONGEST = 500
+# How torch hands on what a loader worker raised: its own words first, and what was raised at the very end.
+_HANDED_ON = "Original Traceback (most recent call last):"
+
+
+def line_of(error: BaseException) -> str:
+    """Return class and message of any exception in one line of at most 500 characters: the first of its message."""
+    kind = type(error)
+    module = "" if kind.__module__ in ("__main__", "builtins") else f"{kind.__module__}."
+    # What a syntax error says as a text names the file once more.
+    text = (str(error.msg) if isinstance(error, SyntaxError) else text_of(error)).lstrip()
+    return one_line(f"{module}{kind.__qualname__}: {text}" if text else f"{module}{kind.__qualname__}")
+
+
+def one_line(text: str) -> str:
+    """Return the first line of ``text`` that is not blank, at most 500 characters; the last, too, of a traceback."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    first = f"{lines[0].rstrip('.')}: {lines[-1]}" if _HANDED_ON in lines[1:] else lines[0]
+    return first if len(first) <= _LONGEST else f"{first[: _LONGEST - 3]}..."
+
+
 class KwayError(Exception):
     """Base of all errors of kway.
 
@@ -67,7 +89,7 @@ class StoppedError(KwayError):
 
 
 class RankError(KwayError):
-    """A rank raised an exception, or its process ended early.
+    """A rank raised an exception, or its process ended early. ``cause`` says so in one line.
 
     ``rank`` is the rank that failed first in time, ``exit_code`` what the job should exit with (a signal
     ``s`` reads ``128 + s``), ``traceback`` the failing rank's own traceback, or an empty string where the

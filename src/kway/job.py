@@ -1,5 +1,6 @@
 """A job: what to train, on which data, how. It knows nothing of devices."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,9 @@ PRECISIONS: Mapping[str, str] = {
     "bf16": "32-bit weights, bfloat16 autocast",
     "fp16": "32-bit weights, float16 autocast, with a gradient scaler",
 }
+
+# More are a mistake: each is a process of its own, on every rank, and takes a moment to start.
+MOST_WORKERS = 1_024
 
 _MAY_BE_LEFT_OUT = ("loss", "penalty", "schedule")
 
@@ -107,12 +111,22 @@ class Job:
             value = getattr(self, what)
             if not callable(value) and not (what in _MAY_BE_LEFT_OUT and value is None):
                 raise UsageError(f"{what} is a {type(value).__name__}", "it must be callable", _advice(value))
-        if isinstance(self.loss, type) and hasattr(self.loss, "named_parameters"):
-            # Called with output and target, a class would make a module of them.
+        if isinstance(self.loss, type):
+            # Called with output and target, a class would make an object of them.
             object.__setattr__(self, "loss", _loss_of(self.loss))
         for what in ("batch_size", "micro_batch"):
             _check_count(what, getattr(self, what), 1)
         _check_count("workers", self.workers, 0)
+        if self.workers is not None and self.workers > MOST_WORKERS:
+            raise UsageError(
+                f"workers={self.workers}",
+                f"at most {MOST_WORKERS:,}: each is a process of its own, on every rank",
+                "as many as a rank has processors are mostly enough",
+            )
+        if not isinstance(self.shuffle, bool):
+            raise UsageError(f"shuffle={self.shuffle!r}", "it must be True or False")
+        if not callable(self.init):
+            check_path("init", self.init, "it must be a path, or a function that is called with the model")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UsageError(f"seed={self.seed!r}", "it must be a whole number")
         if not -(2**63) <= self.seed < 2**63:
@@ -138,6 +152,19 @@ class Job:
         return str(name).strip("<>") or "model"
 
 
+def check_path(what: str, path: Any, need: str = "it must be a path") -> None:
+    """Raise ``UsageError`` for what cannot name a file or folder; ``None`` names none. ``need``: what could."""
+    if path is None:
+        return
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise UsageError(f"{what}={path!r}", need)
+    if not os.fspath(path):
+        # Taken for a path, it would be the current folder.
+        raise UsageError(f"{what}={path!r}", "an empty text names nothing", "'.' is the current folder")
+    if "\0" in os.fspath(path):
+        raise UsageError(f"{what}={os.fspath(path)!r}", "no path holds a null character")
+
+
 def check_figure(name: Any, what: str) -> None:
     """Raise ``UsageError`` for a metric's name that is no text or has another meaning in the record."""
     if not isinstance(name, str) or not name:
@@ -161,6 +188,12 @@ def _advice(value: Any) -> str:
 
 
 def _loss_of(kind: type) -> Any:
+    if not hasattr(kind, "named_parameters"):
+        raise UsageError(
+            f"loss is the class {kind.__name__}",
+            "of the classes only those of loss modules (nn.Module) are taken",
+            "pass nn.CrossEntropyLoss, an object that can be called, or a function of output and target",
+        )
     try:
         return kind()
     except TypeError as error:

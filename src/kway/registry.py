@@ -1,6 +1,6 @@
 """Names to things: one lookup for everything that users choose by name."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
@@ -9,6 +9,8 @@ from typing import TypeVar
 from kway.errors import UsageError
 
 T = TypeVar("T")
+# How alike two names must be, of 1, for one to be taken for the other misspelt: at less, "plan" is like "launch".
+_CLOSE = 0.66
 
 
 def known(kind: str, name: str, table: Mapping[str, T], also: str = "") -> T:
@@ -18,14 +20,18 @@ def known(kind: str, name: str, table: Mapping[str, T], also: str = "") -> T:
     raise unknown(kind, str(name), table, also)
 
 
-def unknown(kind: str, name: str, names: Iterable[str], also: str = "") -> UsageError:
+def unknown(
+    kind: str, name: str, names: Iterable[str], also: str = "", announced: Collection[str] = ()
+) -> UsageError:
     """Make the error for a name that is not known, with the closest known name where there is one.
 
-    ``also``: a form that is no name, and that is taken as well.
+    ``also``: a form that is no name, and that is taken as well. ``announced``: names of what is to come.
     """
     names = sorted(names)
-    close = get_close_matches(name, names, n=1)
+    close = get_close_matches(name, names, n=1, cutoff=_CLOSE)
     advice = f"did you mean {close[0]!r}?" if close else ""
+    if name in announced:
+        advice = f"{name!r} is announced, but not there yet"
     listed = ", ".join(names) + (f", or {also}" if also else "")
     return UsageError(f"unknown {kind} {name!r}", f"known are {listed}", advice)
 

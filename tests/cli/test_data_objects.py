@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 
+from kway.cli._job import amounts
 from kway.cli.main import main
 
 SOURCE = """
@@ -169,3 +170,29 @@ def test_a_prediction_needs_no_targets(here, capsys):
     )
     x = torch.randn(23, 4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(load_file(here / "p" / "predictions.safetensors")["output"], layer(x).detach())
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ((torch.ones(23, 4), torch.ones(23)), "23 to train on"),
+        ({"x": torch.ones(23, 4), "target": torch.ones(23)}, "23 to train on"),
+        (DataLoader(range(23), sampler=[1, 2, 3]), "3 to train on"),
+        (DataLoader(range(23), batch_sampler=[[0, 1], [2]]), "training data"),
+        (iter(range(3)), "training data"),
+    ],
+)
+def test_samples_are_counted_without_reading_any(found, said):
+    assert amounts(found) == said
+    assert amounts(found, range(5)) == f"{said}, 5 held out"
+    assert amounts(range(4), iter(range(3))) == "4 to train on, validation data"
+
+
+def test_a_run_on_data_from_a_file_says_how_many_samples_there_are(here, capsys):
+    assert (
+        main(
+            "train own.py:model --data own.py:held_out --workers 0 --steps 1 --devices cpu:1 --out run".split()
+        )
+        == 0
+    )
+    assert "data       own.py:held_out: 23 to train on, 23 held out\n" in capsys.readouterr().out

@@ -57,6 +57,17 @@ def test_unknown_command_names_the_nearest(capsys, words):
     assert "did you mean 'devices'?" in captured.err
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("plan", "'plan' is announced, but not there yet"), ("report", "not there yet"), ("serve", "known are")],
+)
+def test_what_is_far_from_every_command_gets_no_guess(capsys, word, said):
+    assert main([word]) == 2
+    found = capsys.readouterr().err
+    assert said in found
+    assert "did you mean" not in found
+
+
 @pytest.mark.parametrize("words", [["--bogus"], ["devices", "--bogus"], ["devices", "--js"]])
 def test_unknown_flags(capsys, words):
     assert main(words) == 2

@@ -1,5 +1,6 @@
 """``kway prove`` on a Job of the user's own."""
 
+import dataclasses
 import json
 
 import pytest
@@ -52,6 +53,23 @@ def test_input_that_cannot_work_is_the_only_thing_that_is_said(tmp_path, monkeyp
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("kway: error:")
+
+
+def test_more_ranks_than_cores_are_warned_about(tmp_path, monkeypatch, capsys, forks):
+    from kway.devices import topology
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(SOURCE)
+    real = topology.discover()
+    one = dataclasses.replace(real, cpu={**real.cpu, "usable": 1})
+    monkeypatch.setattr(topology, "discover", lambda: one)
+    for devices, lines in (("cpu:1", []), ("1,2", ["kway: warning: 2 CPU ranks share 1 usable core"])):
+        words = ["--devices", devices, "--steps", "1", "--out", f"of-{devices}", "--optimizer", "sgd"]
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert main(["prove", "own.py:job", *words]) == 0
+        said = capsys.readouterr()
+        assert [line.partition(": the result")[0] for line in said.err.splitlines()] == lines
+        assert "warning" not in said.out
 
 
 def test_a_learning_rate_of_zero_is_noticed(tmp_path, monkeypatch, capsys):

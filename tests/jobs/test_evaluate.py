@@ -145,11 +145,13 @@ def test_validation_data_come_first_and_data_may_be_named():
         (5, "weights of type int"),
         ({"w": torch.ones(1)}, "not in the model w"),
         ("no.safetensors", "cannot be read"),
+        ("", "weights='': an empty text names nothing"),
     ],
 )
 def test_weights_that_do_not_fit(weights, said):
-    with pytest.raises(kway.UsageError, match=said):
-        kway.predict(job_of(), weights, devices="cpu:1")
+    for judges in (kway.predict, kway.evaluate):
+        with pytest.raises(kway.UsageError, match=said):
+            judges(job_of(), weights, devices="cpu:1")
 
 
 class Summed(nn.Module):
@@ -164,3 +166,49 @@ class Summed(nn.Module):
 def test_predictions_without_a_row_a_sample_are_an_error():
     with pytest.raises(kway.UsageError, match="first dimension must be the samples"):
         kway.predict(job_of(Summed), devices="cpu:1")
+
+
+class ByLongest(nn.Module):
+    """Outputs as long as the largest number of the batch, as padding to the longest row makes them."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.layer, self.length = nn.Linear(1, 1), length
+
+    def forward(self, x):
+        return {"tags": x.new_zeros(len(x), int(x[:, 0].max()) if self.length is None else self.length, 2)}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_predictions_of_other_shapes_from_batch_to_batch_are_one_error(spread, size):
+    x = torch.tensor([[3.0], [7.0], [1.0], [2.0]])
+    job = job_of(partial(ByLongest, None), data=(x,), batch_size=2 * size)
+    said = r"the output\['tags'\] has shape \(2, 7, 2\) for one batch, \(2, 2, 2\) for another: .*; pad them"
+    with pytest.raises(kway.UsageError, match=said):
+        kway.predict(job, devices=f"cpu:{size}", data=x)
+    fixed = job_of(partial(ByLongest, 8), data=(x,), batch_size=2 * size)
+    assert kway.predict(fixed, devices=f"cpu:{size}", data=x)["tags"].shape == (4, 8, 2)
+
+
+def test_predictions_of_another_structure_from_batch_to_batch_are_one_error():
+    from kway.jobs.predictions import merged
+
+    with pytest.raises(
+        kway.UsageError, match=r"returned the output\['a'\] for one batch, the output for another"
+    ):
+        merged([([0], {"a": torch.ones(1)}), ([1], torch.ones(1))])
+
+
+def test_shapes_that_differ_stop_a_prediction_at_once():
+    from kway.jobs.predictions import alike
+
+    taken = []
+
+    def pieces():
+        for width in (1, 2, 3):
+            taken.append(width)
+            yield [0], torch.ones(1, width)
+
+    with pytest.raises(kway.UsageError):
+        list(alike(pieces()))
+    assert taken == [1, 2]

@@ -49,6 +49,11 @@ def test_names_that_no_folder_can_have(tmp_path):
         pytest.fail("made")
     (tmp_path / "link").symlink_to("nowhere")
     with (
+        pytest.raises(UsageError, match="out='': an empty text names nothing; '.' is the current folder"),
+        claimed("", "train.json"),
+    ):
+        pytest.fail("made")
+    with (
         pytest.raises(UsageError, match="is a link to nowhere, which is not there"),
         claimed(tmp_path / "link", "train.json"),
     ):

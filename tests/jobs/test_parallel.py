@@ -142,6 +142,14 @@ def scalar(output, target):
     return nn.functional.cross_entropy(output, target, reduction="none").mean().reshape(())
 
 
+def test_what_names_no_folder_is_refused():
+    with kway.parallel(job_of(), devices="cpu") as p:
+        for use in (p.save, p.resume, lambda folder: p.checkpoint(folder, 0)):
+            for folder in ("", None, 3):
+                with pytest.raises(kway.UsageError, match="folder="):
+                    use(folder)
+
+
 def test_a_loss_that_returns_a_scalar_is_warned_about_once(capsys):
     with kway.parallel(replace(job_of(), loss=scalar), devices="cpu:1") as p:
         for batch in p.batches(0):

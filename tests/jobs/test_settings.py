@@ -89,6 +89,30 @@ def test_an_output_and_a_target_of_other_shapes_are_refused():
         kway.train(job, devices="cpu:1", epochs=1)
 
 
+@pytest.mark.parametrize(
+    ("penalty", "said"),
+    [
+        (lambda model: torch.zeros(3), r"the penalty has shape \(3,\): it must be one number, .* \.sum\(\)"),
+        (lambda model: None, "the penalty is a NoneType: it must be one number"),
+    ],
+)
+def test_a_penalty_that_is_no_number_is_refused(penalty, said):
+    job = kway.Job(
+        model=partial(nn.Linear, 3, 1),
+        loss=nn.MSELoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(torch.randn(8, 3), torch.ones(8, 1)),
+        batch_size=4,
+        penalty=penalty,
+    )
+    with pytest.raises(kway.UsageError, match=said):
+        kway.train(job, devices="cpu:1", epochs=1)
+    with pytest.raises(kway.UsageError, match=said):
+        kway.prove(job, devices="cpu:1", steps=1)
+    whole = kway.Job(**{**vars(job), "penalty": lambda model: model.weight.square().sum().view(1)})
+    assert kway.train(whole, devices="cpu:1", epochs=1).record.steps == 2
+
+
 def test_an_epoch_without_a_batch_is_refused():
     data = torch.utils.data.TensorDataset(torch.ones(10, 1), torch.ones(10, 1))
     loader = torch.utils.data.DataLoader(data, batch_size=64, drop_last=True)

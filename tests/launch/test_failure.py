@@ -4,6 +4,10 @@ from kway.errors import NonFiniteError, RankError
 from kway.launch.failure import Failure, first, of_exception, of_exit_status, to_error
 
 
+class NoisyError(Exception):
+    pass
+
+
 def raised(error):
     try:
         raise error
@@ -69,6 +73,40 @@ def test_all_others_carry_rank_code_and_traceback_with_the_cause_last():
     assert "raise error" in error.traceback
     assert error.traceback.rstrip().endswith("ValueError: boom")
     assert str(error).endswith("rank 1 failed: ValueError: boom")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "whole"),
+    [
+        (ValueError("first\nsecond"), "ValueError: first", "second"),
+        (ValueError("\n\n  first\nsecond"), "ValueError: first", "second"),
+        (ValueError("x" * 5000), f"ValueError: {'x' * 485}...", "x" * 5000),
+        (SyntaxError("bad", ("a.py", 3, 1, "a b", 3, 3)), "SyntaxError: bad", 'File "a.py", line 3'),
+        (KeyError("a\nb"), r"KeyError: 'a\nb'", "KeyError"),
+        (SystemExit("first\nsecond"), "SystemExit: first", "second"),
+        (NoisyError("first"), "tests.launch.test_failure.NoisyError: first", "first"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else type(value).__name__,
+)
+def test_the_cause_is_one_line_and_the_traceback_holds_the_rest(error, cause, whole):
+    error = to_error(raised(error))
+    assert error.cause == cause
+    assert str(error).splitlines()[-1] == f"rank 1 failed: {cause}"
+    assert whole in error.traceback
+
+
+def test_what_a_loader_of_torch_hands_on_is_told_with_what_it_was():
+    found = raised(
+        ValueError(
+            "Caught ValueError in DataLoader worker process 0.\n"
+            "Original Traceback (most recent call last):\n  File 'a', line 1, in b\nValueError: boom\n"
+        )
+    )
+    assert found.cause == "ValueError: Caught ValueError in DataLoader worker process 0: ValueError: boom"
+
+
+def test_a_lost_peer_is_known_by_any_line_of_the_message():
+    assert raised(RuntimeError("failed\nConnection closed by peer")).is_consequence
 
 
 def test_chained_causes_are_kept():

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kway.errors import KwayError, UsageError
+from kway.errors import KwayError, RankError, UsageError
 from kway.launch.local import Ranks, run
 
 
@@ -112,6 +112,27 @@ def test_a_result_that_cannot_travel_is_named(ranks):
 
     with pytest.raises(UsageError, match=r"the result of a rank\['lock'\]: a '_thread.lock'"):
         ranks.run(returns_a_lock)
+
+
+@pytest.mark.parametrize("kind", ["tee", "none"])
+def test_a_stream_that_user_code_replaced_costs_neither_result_nor_cause(ranks, kind):
+    class Tee:
+        def write(self, text):
+            pass
+
+    def replaces(context, fails):
+        sys.stdout = Tee() if kind == "tee" else None
+        if fails == context.world.rank:
+            raise ValueError("the cause")
+        return context.world.rank
+
+    try:
+        assert ranks.run(replaces, None) == [0, 1]
+        with pytest.raises(RankError, match="ValueError: the cause") as caught:
+            ranks.run(replaces, 1)
+        assert caught.value.rank == 1
+    finally:
+        ranks.of(2).close()
 
 
 def test_modules_beside_the_script_are_found(tmp_path, monkeypatch):

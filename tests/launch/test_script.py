@@ -177,6 +177,25 @@ def test_a_failure_of_its_own_is_not_blamed_on_who_left_early(script):
     assert caught.value.rank == 0
 
 
+TEE = "class Tee:\n    def write(self, text): pass\nsys.stdout = {'tee': Tee(), 'none': None}[sys.argv[1]]\n"
+
+
+@pytest.mark.parametrize("replaced", ["tee", "none"])
+def test_a_replaced_stream_hides_no_cause(script, replaced):
+    # The other rank leaves first: with 120, as Python does where its stream cannot be flushed.
+    path = script(TEE + "if rank == 1:\n    time.sleep(0.5)\n    raise ValueError('the cause')")
+    with pytest.raises(RankError, match="ValueError: the cause") as caught:
+        launch(path, [replaced], ["cpu"] * 2, echo=False)
+    assert (caught.value.rank, caught.value.exit_code) == (1, 1)
+
+
+def test_a_stream_that_cannot_be_flushed_fails_a_script_as_it_does_in_python(script):
+    with pytest.raises(RankError, match=r"exit code 120 \(Python's own: sys.stdout") as caught:
+        launch(script(TEE), ["tee"], ["cpu"] * 2, echo=False)
+    assert caught.value.exit_code == 120
+    launch(script(TEE), ["none"], ["cpu"] * 2, echo=False)
+
+
 def test_temporary_files_of_multiprocessing_go_with_the_script(script, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     path = script("from multiprocessing.util import get_temp_dir\nget_temp_dir()\nos._exit(3)")

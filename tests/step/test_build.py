@@ -162,6 +162,12 @@ def test_an_optimizer_that_is_none():
         make_optimizer(job, net())
 
 
+def test_a_factory_of_several_optimizers_is_told_how_two_are_trained():
+    both = lambda parameters: [torch.optim.SGD(parameters, lr=0.1)] * 2  # noqa: E731
+    with pytest.raises(kway.UsageError, match=r"is a list: .*; for two optimizers .* two jobs"):
+        make_optimizer(replace(job_of(net()), optimizer=both), net())
+
+
 def test_an_optimizer_of_another_model_s_parameters_is_refused():
     other, own = net(), net()
     job = replace(job_of(own), optimizer=lambda named: torch.optim.SGD([*other.parameters(), own.bias]))

@@ -35,9 +35,16 @@ def test_when_it_is_time():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"epochs": 0}, {"steps": -1}, {"log_every": 0}, {"epochs": 1.5}, {"steps": True}, {"patience": 0}],
+    [{"epochs": 0}, {"steps": -1}, {"log_every": 0}, {"epochs": 1.5}, {"steps": True}, {"patience": 0}]
+    # What has a default other than None is not left out by None.
+    + [{"epochs": None}, {"log_every": None}, {"patience": None}],
 )
 def test_counts_that_cannot_work(wrong):
     (name,) = wrong
     with pytest.raises(UsageError, match=f"{name}="):
         TrainSpec(job=None, plan=Plan("single", {}, ["cpu"], "math", ""), folder="", **wrong)
+
+
+def test_counts_that_may_be_left_out():
+    spec = TrainSpec(job=None, plan=Plan("single", {}, ["cpu"], "math", ""), folder="", steps=None, keep=None)
+    assert (spec.steps, spec.keep) == (None, None)

@@ -147,8 +147,38 @@ def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list
 
         found = called(f"--data {name}", found)
     if isinstance(found, tuple | list) and len(found) == 2 and not any(_is_array(item) for item in found):
-        return found[0], found[1], None, f"{name}: training and validation data", []
-    return found, None, None, name, []
+        return found[0], found[1], None, f"{name}: {amounts(*found)}", []
+    return found, None, None, f"{name}: {amounts(found)}", []
+
+
+def amounts(train: Any, held_out: Any = None) -> str:
+    """Say how many samples there are, as far as it is known without reading any."""
+    parts = [
+        what if count is None else f"{count} {short}"
+        for data, what, short in (
+            (train, "training data", "to train on"),
+            (held_out, "validation data", "held out"),
+        )
+        if data is not None
+        for count in [_count(data)]
+    ]
+    return ", ".join(parts)
+
+
+def _count(data: Any) -> int | None:
+    from torch.utils.data import BatchSampler, DataLoader
+
+    held = data
+    if isinstance(data, DataLoader):
+        if data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler:
+            return None  # which samples its batches hold is known when they are made
+        held = data.sampler
+    elif isinstance(held, tuple | dict) and held:
+        held = next(iter(held.values() if isinstance(held, dict) else held))
+    try:
+        return len(held)
+    except Exception:  # a stream has no length, and what the user's own raises is said where it is needed
+        return None
 
 
 def _is_array(value: Any) -> bool:

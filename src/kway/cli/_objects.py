@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kway.errors import UsageError, text_of
+from kway.errors import UsageError, line_of
 from kway.job import Job
 from kway.launch.interrupt import EndedBySignal
 
@@ -109,5 +109,5 @@ def _from_package(what: str, place: str) -> ModuleType:
 
 def _failed(what: str, place: str, error: BaseException) -> UsageError:
     return UsageError(
-        f"{traceback.format_exc()}\n{what}: importing {place} raised {type(error).__name__}: {text_of(error)}",
+        f"{traceback.format_exc()}\n{what}: importing {place} raised {line_of(error)}",
     )

@@ -76,14 +76,18 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: it must be a whole number") from None
+        raise argparse.ArgumentTypeError(f"{_shown(text)}: it must be a whole number") from None
 
 
 def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: it must be a number") from None
+        raise argparse.ArgumentTypeError(f"{_shown(text)}: it must be a number") from None
+
+
+def _shown(text: str) -> str:
+    return text if text.strip() else repr(text)  # of nothing, or of blanks, nothing would be seen
 
 
 def _text(text: str) -> str:

@@ -27,6 +27,9 @@ NOT_COMMANDS = ("main", "options")
 # Commands that write no record.
 ONLY_PRINT = ("devices", "evaluate")
 
+# Commands to come.
+ANNOUNCED = ("plan", "report")
+
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 SUMMARY = (
@@ -106,7 +109,7 @@ def _dispatch(words: list[str]) -> tuple[int, bool]:
     name, rest = words[0], words[1:]
     names = commands()
     if name not in names:
-        raise unknown("command", name, names)
+        raise unknown("command", name, names, announced=ANNOUNCED)
     module = import_module(f"kway.cli.{name}")
     parser = Parser(prog=f"kway {name}", description=module.HELP)
     module.configure(parser)

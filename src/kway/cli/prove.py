@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from kway.cli import options
 
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         own_optimizer=not of_job,
         shards=args.shards,
         against=args.against,
-        on_start=lambda: print("\n".join(lines), file=screen, flush=True),
+        on_start=lambda: _begin(args.devices, lines, screen),
     )
     if args.json:
         print(proof.to_json())
@@ -90,6 +91,17 @@ def run(args: argparse.Namespace) -> int:
         )
     print(f"verdict: {proof.verdict}; wrote {folder}/proof.json", file=screen)
     return 0 if proof.verdict == "pass" else 1
+
+
+def _begin(devices: str, lines: list[str], screen: TextIO) -> None:
+    """Say what is proved, and warn where the largest set has more CPU ranks than there are cores."""
+    from kway.devices.select import parse_list, warnings
+    from kway.devices.topology import discover
+
+    cluster = discover()
+    for line in warnings(max(parse_list(devices, cluster), key=lambda chosen: chosen.count("cpu")), cluster):
+        print(f"kway: warning: {line}", file=sys.stderr, flush=True)
+    print("\n".join(lines), file=screen, flush=True)
 
 
 def _is_job(model: str) -> bool:

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=10,
         metavar="N",
         help="steps between two looks at the loss, for the line that shows progress: on a terminal it is redrawn in "
-        "place, elsewhere a line comes every 30 s at most (default 10)",
+        "place, elsewhere one comes every 30 s at most, beside the line of each epoch (default 10)",
     )
     parser.add_argument(
         "--save-best", metavar="NAME", help="keep best.safetensors by validation_loss or a metric"

@@ -1,10 +1,10 @@
 """What kway's functions are called with from Python: of the right kind, or an error that says what would be."""
 
-import os
+from pathlib import Path
 from typing import Any
 
 from kway.errors import UsageError
-from kway.job import Job
+from kway.job import Job, check_path
 
 
 def check_job(job: Any) -> None:
@@ -28,14 +28,10 @@ def check_given(job: Any, ranks: Any, **paths: Any) -> None:
         )
 
 
-def check_path(what: str, path: Any) -> None:
-    """Raise ``UsageError`` for what cannot name a file or folder; ``None`` names none."""
-    if path is None:
-        return
-    if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"{what}={path!r}", "it must be a path")
-    if "\0" in str(path):
-        raise UsageError(f"{what}={str(path)!r}", "no path holds a null character")
+def folder_of(path: Any) -> Path:
+    """Return the folder that ``path`` names. Raises ``UsageError`` for what names none."""
+    check_path("folder", "" if path is None else path)
+    return Path(path)
 
 
 def functions_of(what: str, functions: Any) -> tuple[Any, ...]:

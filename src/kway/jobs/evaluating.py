@@ -11,9 +11,10 @@ from torch import nn
 
 from kway.data.parts import Parts, take_apart
 from kway.errors import UsageError
-from kway.job import Job
+from kway.job import Job, check_path
 from kway.jobs.arguments import check_job
 from kway.jobs.place import place
+from kway.jobs.predictions import Piece, alike, merged
 from kway.step.build import build, check_names, load_weights
 from kway.step.precision import cast, precision_of
 from kway.strategies.engine import Engine
@@ -35,7 +36,7 @@ def evaluate(
     ``weights``: a safetensors file, a state dict or a module; ``None``: the job's model as it is. Each sample
     counts once on any number of devices, also the last ones of a ``DataLoader`` with ``drop_last``. ``batch_size``: the
     samples of a batch over all devices (default: a ``DataLoader``'s own, else the job's). Prints what there
-    is to know about the data on standard error. Raises ``UsageError`` before anything starts.
+    is to know about data and devices on standard error. Raises ``UsageError`` before anything starts.
     """
     results = _on_ranks(evaluate_rank, job, weights, judged(job, data, batch_size), devices, strategy)
     values: dict[str, float] = results[0]
@@ -53,21 +54,19 @@ def predict(
 ) -> Any:
     """Return the model's outputs over ``data``, in the order of the data set, on the CPU.
 
-    Tensors come back as one tensor of shape (samples, ...), nested tuples and dicts of them likewise. See
-    ``evaluate`` for the arguments.
+    Tensors come back as one tensor of shape (samples, ...), nested tuples and dicts of them likewise. Raises
+    ``UsageError`` where they are no rows of samples, or have another shape from batch to batch. See ``evaluate`` for
+    the arguments.
     """
     parts = judged(job, data, batch_size)
-    pieces = [
-        piece for rank in _on_ranks(predict_rank, job, weights, parts, devices, strategy) for piece in rank
-    ]
-    order = torch.argsort(torch.cat([torch.as_tensor(indices) for indices, _ in pieces]))
-    return _merged([output for _, output in pieces], order, [len(indices) for indices, _ in pieces])
+    results = _on_ranks(predict_rank, job, weights, parts, devices, strategy)
+    return merged([piece for rank in results for piece in rank])
 
 
 def _on_ranks(task: Any, job: Job, weights: Weights, parts: Parts, devices: Any, strategy: str) -> list[Any]:
     where = place(devices, strategy)
     if where.is_main:
-        for text in parts.notices:
+        for text in (*where.notices, *parts.notices):
             print(f"kway: {text}", file=sys.stderr)
     model = _loaded(job, weights)
     # The weights are judged as they are given: an average of them would be a second copy for nothing.
@@ -99,6 +98,8 @@ def _batch(job: Job, data: Any) -> int | None:
 def _loaded(job: Job, weights: Weights) -> nn.Module:
     if isinstance(weights, nn.Module):
         return weights
+    if isinstance(weights, str | Path):
+        check_path("weights", weights)
     model = cast(build(job), precision_of(job.precision).floating)
     if isinstance(weights, str | Path):
         load_weights(model, Path(weights))
@@ -118,13 +119,15 @@ def evaluate_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) 
     return values
 
 
-def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -> list[tuple[Any, Any]]:
+def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -> list[Piece]:
     """Predict on one rank: (data set indices, output) of its part of every batch; inside ranks that were there
     before, of all ranks.
     """
-    pieces = _with_engine(context, job, parts, layout, lambda engine, shares: engine.outputs(shares))
+    pieces: list[Piece] = _with_engine(
+        context, job, parts, layout, lambda engine, shares: list(alike(engine.outputs(shares)))
+    )
     if context.world.origin != "env":
-        return list(pieces)
+        return pieces
     from kway.comm.group import Group
 
     gathered = Group(context.world.rank, context.world.size).objects(pieces)
@@ -145,22 +148,3 @@ def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], u
         engine.close()
         for module, mode in modes.items():
             module.training = mode
-
-
-def _merged(pieces: list[Any], order: torch.Tensor, lengths: list[int]) -> Any:
-    first = pieces[0]
-    if isinstance(first, torch.Tensor):
-        if any(piece.dim() == 0 or len(piece) != n for piece, n in zip(pieces, lengths, strict=True)):
-            raise UsageError(
-                f"a prediction of shape {tuple(first.shape)} for {lengths[0]} samples",
-                "the first dimension must be the samples",
-            )
-        return torch.cat(pieces)[order]
-    if isinstance(first, Mapping):
-        return {key: _merged([piece[key] for piece in pieces], order, lengths) for key in first}
-    if isinstance(first, tuple | list):
-        columns = [_merged([piece[at] for piece in pieces], order, lengths) for at in range(len(first))]
-        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
-    if first is None:
-        return None
-    raise UsageError(f"a prediction of type {type(first).__name__}", "tensors, or tuples and dicts of them")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kway.checkpoints.hold import Hold
 from kway.errors import UsageError
-from kway.jobs.arguments import check_path
+from kway.job import check_path
 from kway.launch.temporary import temporary_folder
 
 

@@ -19,7 +19,7 @@ from kway.data.loader import Share
 from kway.data.streams import StreamOrder
 from kway.errors import NonFiniteError, UsageError
 from kway.job import Job
-from kway.jobs.arguments import check_job
+from kway.jobs.arguments import check_job, folder_of
 from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
 from kway.launch.own_watch import watching
@@ -206,10 +206,11 @@ class Session:
     def save(self, folder: Path | str) -> Path:
         """Write ``weights.safetensors`` into ``folder``, made where it is missing; return the file's path.
 
-        With ``Job.ema`` the averaged weights go beside it, into ``ema.safetensors``.
+        With ``Job.ema`` the averaged weights go beside it, into ``ema.safetensors``. Raises ``UsageError`` for what is no
+        folder, or cannot be written.
         """
         with self._status.doing("save"):
-            return self._save(Path(folder) / "weights.safetensors")
+            return self._save(folder_of(folder) / "weights.safetensors")
 
     def _save(self, path: Path) -> Path:
         state = self.engine.state()
@@ -239,7 +240,7 @@ class Session:
         and ``UsageError`` for state that cannot be stored.
         """
         with self._status.doing("save"):
-            self._checkpoint(Path(folder), epoch, step, keep)
+            self._checkpoint(folder_of(folder), epoch, step, keep)
 
     def _checkpoint(self, place: Path, epoch: int, step: int, keep: int | None) -> None:
         if not math.isfinite(float(self._health)):
@@ -263,8 +264,9 @@ class Session:
         Returns the epoch and the step in it of the batch that comes next. Raises ``UsageError`` that lists what
         differs where it is of another job.
         """
+        place = folder_of(folder)
         path, lines = on_main(
-            self._where, lambda: find(None, Path(folder), self._facts, self.model, self._fits, True)
+            self._where, lambda: find(None, place, self._facts, self.model, self._fits, True)
         )
         for line in lines:
             self.print(f"kway: {line}", file=sys.stderr)

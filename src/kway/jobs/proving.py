@@ -77,7 +77,7 @@ def prove(
     Raises ``UsageError`` before anything starts.
     """
     check_given(job, ranks, out=out, against=against)
-    positive("steps", steps)
+    positive("steps", steps, optional=True)
     if from_environment() is not None:
         raise UsageError("a proof inside ranks that are already there", "it starts its own", "run it outside")
     cluster = discover()

@@ -9,7 +9,7 @@ from torch import nn
 from kway.checkpoints.manifest import MANIFEST
 from kway.checkpoints.reading import Checkpoint, check_step, newest, open_checkpoint
 from kway.errors import UsageError
-from kway.jobs.arguments import check_path
+from kway.job import check_path
 from kway.step.build import check_names
 from kway.step.made import unmade
 from kway.step.state import made_in

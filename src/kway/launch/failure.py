@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kway.errors import KwayError, RankError, text_of
+from kway.errors import KwayError, RankError, line_of, text_of
 from kway.worker_deaths import death, shared_memory, too_little_shared_memory
 
 # What the survivors of a dead peer report: true, but never the cause.
@@ -31,13 +31,16 @@ _OWN_FRAMES = {str(Path(__file__).with_name(name)) for name in ("worker.py", "sc
 _CONSEQUENCE_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # How what torch itself raises begins or goes on where a device or a connection is lost.
 _LOST_DEVICE, _LOST_PEER = ("CUDA error", "NCCL"), "gloo/transport"
+# What Python leaves with where a standard stream cannot be flushed at the end.
+UNFLUSHED = 120
 
 
 @dataclass(frozen=True)
 class Failure:
     """One rank's end before its time. ``when`` is monotonic time in seconds, the same clock in all ranks.
 
-    ``error`` is the rank's exception as a payload, where it is one of kway's own. ``died``: see ``RankError``.
+    ``cause``: one line; ``words``: the whole message of an exception. ``error`` is the rank's exception as a payload,
+    where it is one of kway's own. ``died``: see ``RankError``.
     ``aborted``: the process ended itself by SIGABRT, and may have said why.
     """
 
@@ -50,13 +53,14 @@ class Failure:
     error: bytes | None = None
     died: bool = False
     aborted: bool = False
+    words: str = ""
 
     @property
     def is_consequence(self) -> bool:
         """Whether this is what a rank says whose peer is gone."""
         if self.kind in _CONSEQUENCE_TYPES:
             return True
-        text = self.cause.lower()
+        text = (self.words or self.cause).lower()
         return self.kind == "RuntimeError" and any(sign in text for sign in _CONSEQUENCES)
 
 
@@ -79,8 +83,9 @@ def of_exception(rank: int, error: BaseException) -> Failure:
         except Exception:  # an error that cannot travel is still reported, by its text
             kept = None
     lines = traceback.format_exception(_without_frames_of_kway(error))
-    cause = "".join(traceback.format_exception_only(error)).strip() + _of_loader(rank, error)
-    return Failure(rank, when, 1, cause, type(error).__name__, "".join(lines), kept, _is_loss(error))
+    cause = line_of(error) + _of_loader(rank, error)
+    whole, kind = text_of(error), type(error).__name__
+    return Failure(rank, when, 1, cause, kind, "".join(lines), kept, _is_loss(error), words=whole)
 
 
 def _is_loss(error: BaseException) -> bool:
@@ -107,7 +112,10 @@ def _of_loader(rank: int, error: BaseException) -> str:
 
 def _of_exit(rank: int, error: SystemExit, when: float) -> Failure:
     if error.code is not None and not isinstance(error.code, int):  # as Python does: printed, and 1
-        return Failure(rank, when, 1, f"SystemExit: {error.code}", "SystemExit")
+        cause = line_of(error)
+        # There is no traceback that would show the rest.
+        whole = "" if text_of(error) in cause else f"SystemExit: {text_of(error)}\n"
+        return Failure(rank, when, 1, cause, "SystemExit", whole)
     code = error.code or 0
     if code == 0:
         return Failure(rank, when, 1, "ended early: it left with exit code 0 before its work was done")
@@ -130,7 +138,8 @@ def of_exit_status(rank: int, status: int) -> Failure:
         return Failure(
             rank, now, 1, "ended early: its process left with exit code 0 before its work was done"
         )
-    return Failure(rank, now, status, f"its process left with exit code {status}")
+    hint = " (Python's own: sys.stdout or sys.stderr could not be flushed)" if status == UNFLUSHED else ""
+    return Failure(rank, now, status, f"its process left with exit code {status}{hint}")
 
 
 def explained(failure: Failure, written: str) -> Failure:

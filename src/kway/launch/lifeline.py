@@ -1,5 +1,6 @@
 """A rank's end of its control socket: messages to and from the parent, and the news that it is gone."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -56,3 +57,14 @@ def write_whole_lines() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
+
+
+def flush_output() -> None:
+    """Let what this process printed leave it, as far as its streams can. What they raise ends nothing.
+
+    The user's code may have put any object in their place, one without ``flush`` too: then the cause of a failure,
+    or a result, must still get to the parent. Below such an object lies the stream that it writes to.
+    """
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]

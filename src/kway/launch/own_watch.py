@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from kway.errors import StallError
+from kway.launch.lifeline import flush_output
 from kway.launch.stall import behind, described, is_late
 from kway.launch.status import Report, Status, here
 from kway.world import World
@@ -140,16 +141,13 @@ class _Watch:
             if self._over.wait(_GRACE_S):
                 return
         if late.rank == own or own == min(r.rank for r in reports if r.rank != late.rank):
-            print(
-                *([stack] if stack else []),
-                f"kway: error: {error.headline}",
-                sep="\n",
-                file=sys.stderr,
-                flush=True,
-            )
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+            with contextlib.suppress(
+                Exception
+            ):  # the user may have replaced it: the process must end all the same
+                print(
+                    *([stack] if stack else []), f"kway: error: {error.headline}", sep="\n", file=sys.stderr
+                )
+        flush_output()
         os._exit(error.exit_code)
 
 

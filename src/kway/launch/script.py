@@ -40,7 +40,8 @@ def launch(
 
     Returns when all ranks have left with exit code 0. A rank may come to the script's end, or to ``sys.exit(0)``,
     early as long as the others do not fail without it; one that leaves by ``os._exit(0)`` has failed,
-    unless all do. One device is one rank without rank variables, so that the script may start ranks of
+    unless all do. A rank whose output cannot be flushed at the end leaves with Python's exit code for that, 120: a
+    failure, but never in place of another rank's. One device is one rank without rank variables, so that the script may start ranks of
     its own. ``logs``: an existing folder for ``rank-N.log``. Raises ``UsageError`` for a script that is not
     there, and ``RankError`` for the first rank in time that failed; with ``stall_timeout``, ``StallError`` for a
     rank that the others wait for and that makes no progress for so long. All ranks are gone then.
@@ -154,21 +155,22 @@ def _ended(crew: Crew) -> Iterator[Callable[[int], None]]:
 
 
 def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Board) -> None:
-    left: list[int] = []
+    left: dict[int, int] = {}
     done: set[int] = set()
     messages = crew.listen()
     for rank, kind, value in messages:
         if kind == "done":
             done.add(rank)
-        elif kind == "ended" and value == 0:
-            left.append(rank)
+        elif kind == "ended" and (value == 0 or (value == failure.UNFLUSHED and rank in done)):
+            # The script is through either way: what becomes of the others counts first.
+            left[rank] = value
             if len(left) == crew.size:
                 break
         elif kind in {"failure", "ended"}:
             found = crew.first_failure(messages, failure.of_message(rank, kind, value))
             if found.is_consequence and left:
                 # Nobody failed before: the others missed the rank that was already done.
-                found = failure.of_exit_status(left[0], 0)
+                found = failure.of_exit_status(*next(iter(left.items())))
             fail(found.rank)
             found = _compared(found, board)
             raise failure.to_error(found)
@@ -179,6 +181,9 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Boa
     if done and skipped:
         # Some came to the end of the script, so these did not: os._exit(0) on the way.
         raise failure.to_error(failure.of_exit_status(skipped[0], 0))
+    for rank, status in left.items():
+        if status:
+            raise failure.to_error(failure.of_exit_status(rank, status))
 
 
 def _compared(found: Failure, board: Board) -> Failure:

@@ -16,7 +16,7 @@ from threading import current_thread, main_thread
 from kway.errors import UsageError
 from kway.launch import stacks
 from kway.launch.failure import of_exception
-from kway.launch.lifeline import Lifeline, write_whole_lines
+from kway.launch.lifeline import Lifeline, flush_output, write_whole_lines
 from kway.launch.status import BOARD, announce
 from kway.launch.temporary import kept_in
 
@@ -90,9 +90,7 @@ def _report(line: Lifeline, rank: int, error: BaseException) -> None:
     if getattr(handler, "__module__", "").startswith("torch.") and current_thread() is main_thread():
         # Torch's own raises at the end of every further loader worker, also in the midst of this.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    flush_output()
     line.send("failure", of_exception(rank, error))
 
 

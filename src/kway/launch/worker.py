@@ -19,7 +19,7 @@ from kway.launch import stacks
 from kway.launch.address import LOOPBACK
 from kway.launch.blame import dump_value
 from kway.launch.failure import of_exception
-from kway.launch.lifeline import Lifeline, write_whole_lines
+from kway.launch.lifeline import Lifeline, flush_output, write_whole_lines
 from kway.launch.payload import load
 from kway.launch.semaphores import cleared_quietly
 from kway.launch.status import BOARD, Status, announce, here
@@ -193,11 +193,11 @@ def main(control: int) -> None:
         line.send("ready")
         while (task := tasks.get()) is not None:
             result = _run(setup, task, group, line, stops.setdefault(task.number, StopRequest()))
-            _flush()
+            flush_output()
             line.send("result", result)
         done.append(True)
     except BaseException as error:  # whatever it is, the parent must hear of it
-        _flush()
+        flush_output()
         line.send("failure", of_exception(setup.rank, error))
         # The parent ends this process. To leave now would give the other ranks something to complain about.
         while tasks.get() is not None:
@@ -207,11 +207,5 @@ def main(control: int) -> None:
 def _skip_teardown(done: list[bool]) -> None:
     """Leave now. To take torch's modules apart first would cost the user up to a second and change nothing."""
     if done:
-        _flush()
+        flush_output()
         os._exit(0)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()

@@ -17,6 +17,7 @@ from torch import nn
 from kway.job import Job
 from kway.step.build import begin_training
 from kway.step.inputs import move, splitter
+from kway.step.penalty import one_number
 from kway.step.precision import cast
 
 # Nudged parameters are off by this many roundings. A difference may be as large as 16 times the noise, and so 4 times
@@ -137,7 +138,7 @@ class Reference:
             output, target = self.forward(batch)
             loss = _scalar(output if self.loss is None else self.loss(output, target))
         if self.job.penalty is not None:
-            loss = loss + self.job.penalty(self.model)
+            loss = loss + one_number(self.job.penalty(self.model))
         held = buffers_of(self.model)
         loss.backward()
         # A checkpointed part ran again inside backward. One device should count a batch once.

@@ -21,6 +21,7 @@ from kway.step.inputs import caller, move, splitter
 from kway.step.kept_buffers import KeptBuffers
 from kway.step.losses import rule_for
 from kway.step.made import made_since, names_of
+from kway.step.penalty import one_number
 from kway.step.precision import precision_of
 from kway.step.presence import Presence
 from kway.step.roster import Roster
@@ -321,7 +322,7 @@ class StepCore(ABC):
             torch._foreach_div_(beside, scaler.get_scale()) if beside else None
         penalty = None
         if self.job.penalty is not None:
-            value = torch.as_tensor(self.job.penalty(self.model))
+            value = one_number(self.job.penalty(self.model))
             if value.requires_grad:
                 value.backward()  # type: ignore[no-untyped-call]
             penalty = value.detach()

@@ -1,7 +1,7 @@
 """The engine: a job opened on a layout by folding its axes in order."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -233,14 +233,12 @@ class Engine:
         return values
 
     @torch.no_grad()
-    def outputs(self, shares: Any) -> list[tuple[Any, Any]]:
-        """Return (data set indices, output on the CPU) of this rank's part of every batch."""
+    def outputs(self, shares: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield (data set indices, output on the CPU) of this rank's part of every batch."""
         cpu = torch.device("cpu")
-        return [
-            (indices, move(output, cpu))
-            for _, indices, count, output, *_ in self._forward(shares, with_loss=False)
-            if count
-        ]
+        for _, indices, count, output, *_ in self._forward(shares, with_loss=False):
+            if count:
+                yield indices, move(output, cpu)
 
     def _forward(self, shares: Any, with_loss: bool = True) -> Any:
         """Run the model in evaluation mode over all micro-batches, on all ranks equally often."""

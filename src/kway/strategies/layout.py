@@ -19,6 +19,8 @@ from kway.strategies.base import Axis
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
 
 SINGLE = "single"
+# Axes to come, of which the README speaks, by all names that they will have.
+ANNOUNCED = ("shard", "fsdp", "tensor", "pipeline")
 
 
 def axes() -> dict[str, Axis]:
@@ -41,7 +43,7 @@ def named_sizes(text: str) -> list[tuple[str, int | None]]:
     for piece in text.strip().split(":"):
         name, equals, count = piece.partition("=")
         if name not in names:
-            raise unknown("strategy", piece, [*axes(), SINGLE, "auto"])
+            raise unknown("strategy", name, [*axes(), SINGLE, "auto"], announced=ANNOUNCED)
         if equals and not (count.isdecimal() and int(count) > 0):
             raise UsageError(
                 f"strategy {piece!r}", "the size of an axis must be a whole number of at least 1"

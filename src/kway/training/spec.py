@@ -46,9 +46,11 @@ def saving_interval(what: str, value: int | str | None) -> Interval | None:
         raise UsageError(error.got, 'it must be like "200s", "10min", "500steps" or "1epoch"') from None
 
 
-def positive(what: str, value: int | None) -> None:
-    """Raise ``UsageError`` unless ``value`` is a whole number of at least 1 (or ``None``)."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+def positive(what: str, value: int | None, optional: bool = False) -> None:
+    """Raise ``UsageError`` unless ``value`` is a whole number of at least 1, or with ``optional`` ``None``."""
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{what}={value!r}", "it must be a whole number of at least 1")
 
 
@@ -87,5 +89,7 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         """Refuse counts that cannot work."""
-        for what in ("epochs", "log_every", "patience", "steps", "keep"):
+        for what in ("epochs", "log_every", "patience"):
             positive(what, getattr(self, what))
+        for what in ("steps", "keep"):
+            positive(what, getattr(self, what), optional=True)

@@ -1,0 +1,74 @@
+"""What a model returned for each batch, as one: in the order of the data set, one row a sample."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from kway.errors import UsageError
+
+# Data set indices, and what the model returned for them.
+Piece = tuple[Any, Any]
+
+
+def alike(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield ``pieces``. Raises ``UsageError`` at the first whose outputs have other shapes a sample than before."""
+    first: dict[str, tuple[int, ...]] | None = None
+    for indices, output in pieces:
+        found = dict(_shapes(output))
+        first = found if first is None else first
+        if first.keys() != found.keys():
+            raise UsageError(
+                f"the model returned {_names(first)} for one batch, {_names(found)} for another",
+                "every batch must give the same outputs",
+            )
+        for name, shape in found.items():
+            if shape[1:] != first[name][1:]:
+                raise UsageError(
+                    f"{name} has shape {first[name]} for one batch, {shape} for another",
+                    "predictions are put together, so all samples must have one shape",
+                    "pad them to a fixed length, or return one row a sample",
+                )
+        yield indices, output
+
+
+def merged(pieces: list[Piece]) -> Any:
+    """Return one output of the structure of each, on all samples. Raises ``UsageError`` where there is none."""
+    order = torch.argsort(torch.cat([torch.as_tensor(indices) for indices, _ in pieces]))
+    outputs = [output for _, output in alike(pieces)]
+    return _merged(outputs, order, [len(indices) for indices, _ in pieces])
+
+
+def _shapes(output: Any, name: str = "the output") -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of every tensor inside."""
+    if isinstance(output, torch.Tensor):
+        yield name, tuple(output.shape)
+    elif isinstance(output, Mapping):
+        for key, part in output.items():
+            yield from _shapes(part, f"{name}[{key!r}]")
+    elif isinstance(output, tuple | list):
+        for place, part in enumerate(output):
+            yield from _shapes(part, f"{name}[{place}]")
+
+
+def _names(shapes: Mapping[str, Any]) -> str:
+    return ", ".join(shapes) or "no tensor"
+
+
+def _merged(pieces: list[Any], order: torch.Tensor, lengths: list[int]) -> Any:
+    first = pieces[0]
+    if isinstance(first, torch.Tensor):
+        if any(piece.dim() == 0 or len(piece) != n for piece, n in zip(pieces, lengths, strict=True)):
+            raise UsageError(
+                f"a prediction of shape {tuple(first.shape)} for {lengths[0]} samples",
+                "the first dimension must be the samples",
+            )
+        return torch.cat(pieces)[order]
+    if isinstance(first, Mapping):
+        return {key: _merged([piece[key] for piece in pieces], order, lengths) for key in first}
+    if isinstance(first, tuple | list):
+        columns = [_merged([piece[at] for piece in pieces], order, lengths) for at in range(len(first))]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    if first is None:
+        return None
+    raise UsageError(f"a prediction of type {type(first).__name__}", "tensors, or tuples and dicts of them")
