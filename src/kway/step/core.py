@@ -172,6 +172,10 @@ class StepCore(ABC):
         """Forget what was noted of tensors whose numbers have changed since without a note: see ``step.graph``."""
 
     @property
+    @abstractmethod
+    def kept_over(self, share: Share) -> KeptBuffers | None:
+        """Return what keeps buffers the same over the pieces of a share, ``None`` where nothing has to."""
+
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that the model had when this step began, by its names: what the optimizer was made of."""
         return self._roster.parameters

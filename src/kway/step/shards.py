@@ -116,6 +116,10 @@ class ShardStep(StepCore):
 
     def _lay_out(self) -> None:
         # Not the frozen ones: they would be cloned and travel as zeros.
+    def kept_over(self, share: Share) -> KeptBuffers:
+        """Return what keeps buffers over shards, also where a rank holds one: see ``StepCore.kept_over``."""
+        return self.kept
+
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
         self._frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         tables = sparse_parameters(self.model)

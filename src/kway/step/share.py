@@ -99,6 +99,10 @@ class ShareStep(StepCore):
 
     def _whole(self, share: Share) -> bool:
         """Whether one device can divide before backward. Not with a scaler: what overflows must not depend on it."""
+    def kept_over(self, share: Share) -> KeptBuffers | None:
+        """Return what keeps buffers over micro-batches, of which a share may have one: see ``StepCore.kept_over``."""
+        return self.kept if len(share.micro) > 1 else None
+
         return self._reduce is None and len(share.micro) == 1 and self.scaler is None
 
     def _accumulate(self, share: Share, tally: Tally | None) -> Tensor:
@@ -108,7 +112,7 @@ class ShareStep(StepCore):
         """
         slots: Tensor | None = None
         self.presence.take(share)
-        kept = self.kept if len(share.micro) > 1 else None
+        kept = self.kept_over(share)
         if kept is not None:
             kept.begin()
         for batch, samples in share.micro:

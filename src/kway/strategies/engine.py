@@ -249,7 +249,7 @@ class Engine:
                 start = 0
                 # As in training, buffers move once a batch: how many pieces a rank computes depends on the number of
                 # ranks.
-                kept = self._step.kept if self.level == "bits" or len(share.micro) > 1 else None
+                kept = self._step.kept_over(share)
                 if kept is not None:
                     kept.begin()
                 for place, (batch, count) in enumerate(share.micro):
