@@ -136,8 +136,7 @@ class StepCore(ABC):
         self._stepped = True
         self._roster = Roster(model)
         # Held, so that no layer made later has the identity of one of them.
-        self._first = list(self._roster.modules)
-        self._known = set(map(id, self._first))
+        self._known = {id(module): module for module in self._roster.modules}
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
