@@ -111,6 +111,22 @@ def test_the_fingerprint_knows_order_shape_and_dtype():
     assert all(0 < value < 2**16 for value in (of(), of(a), *others))
 
 
+def test_what_comes_once_does_not_keep_the_trace_from_knowing_what_comes_again():
+    class Dtype:
+        written = 0
+
+        def __str__(self):
+            self.written += 1
+            return "float32"
+
+    trace, dtype = Trace(), Dtype()
+    for step in range(20_000):
+        trace.note("batch", (0, step, step))
+    for _ in range(3):
+        trace.note("sum", (3,), dtype)
+    assert dtype.written == 1
+
+
 def test_taking_the_fingerprint_starts_anew():
     trace = Trace()
     empty = trace.take()
