@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -120,7 +121,7 @@ class Loop:
                     "resumed_from_step": resumed,
                 }
             )
-            for line in dict.fromkeys([*spec.told, *self.loader.parts.notices, *self.notices]):
+            for line in dict.fromkeys([*spec.told, *self._set_up(), *self.notices]):
                 self._say({"event": "notice", "text": line})
             # An epoch that was begun is ended, though the run has taken all its steps.
             while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
@@ -165,6 +166,12 @@ class Loop:
                 "running statistics are the model's own"
             )
         return Validation(self.engine, held, self.spec, self.world.is_main, self._notice_buffers, self._warn)
+
+    def _set_up(self) -> list[str]:
+        """Return lines for the user about the data and how steps run, known so far on any rank. A collective."""
+        held = [] if self.validation is None else self.validation.held.parts.notices
+        steps = self.engine.mesh.world.objects(self.engine.notices)
+        return [*self.loader.parts.notices, *held, *chain.from_iterable(steps)]
 
     def _warn(self, text: str) -> None:
         self.notices.append(text)
@@ -349,14 +356,7 @@ class Loop:
     def _record(self, begun: float, resumed: int | None) -> Training:
         job, plan = self.spec.job, self.spec.plan
         validation = self.validation
-        held = validation.held.parts.notices if validation is not None else []
-        notices = [
-            *self.loader.parts.notices,
-            *held,
-            *(line for own in self.engine.mesh.world.objects(self.engine.notices) for line in own),
-            *self.engine.doubts,
-            *self.notices,
-        ]
+        notices = [*self._set_up(), *self.engine.doubts, *self.notices]
         names = unique_names(self.model)
         works = self.engine.mesh.world.objects(self.clock.work())
         notices += slow_ranks(works)
