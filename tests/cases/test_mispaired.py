@@ -1,6 +1,7 @@
 """Ranks that call other collectives than each other: an error, never numbers."""
 
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +13,9 @@ from torch import nn
 import kway
 from kway.comm.flat import FlatGradients
 from kway.comm.trace import Trace
+from kway.step.telling import Telling
+from kway.strategies.engine import Engine
+from kway.training.parts import training_parts
 
 
 class Extra(nn.Module):
@@ -107,6 +111,22 @@ def test_the_fingerprint_knows_order_shape_and_dtype():
     assert all(0 < value < 2**16 for value in (of(), of(a), *others))
 
 
+def test_what_comes_once_does_not_keep_the_trace_from_knowing_what_comes_again():
+    class Dtype:
+        written = 0
+
+        def __str__(self):
+            self.written += 1
+            return "float32"
+
+    trace, dtype = Trace(), Dtype()
+    for step in range(20_000):
+        trace.note("batch", (0, step, step))
+    for _ in range(3):
+        trace.note("sum", (3,), dtype)
+    assert dtype.written == 1
+
+
 def test_taking_the_fingerprint_starts_anew():
     trace = Trace()
     empty = trace.take()
@@ -126,24 +146,50 @@ def test_where_steps_tell_seldom_what_differed_in_one_shows_in_every_later_one(r
 def seldom(context, given, exactness, asks_after=None, differs=True, tells_in=None):
     """What ranks of which one calls something else in its second step are told, and after how many steps."""
     found = []
-    with kway.parallel(
-        replace(given, model=partial(nn.Linear, 6, 4)), strategy="data", exactness=exactness, shards=2
-    ) as p:
-        p.engine._step.tell_seldom(4)
-        for batch in p.batches(0):
-            if differs and p.steps == 1:
-                p.engine.part.batch_group.trace.note("by itself" if p.rank else "")
-            p.engine.ask(0, p.steps + 1 == tells_in)
+    with told_seldom(context, given, exactness, lambda _, step: step + 1 == tells_in) as (engine, shares):
+        for steps, share in enumerate(shares, 1):
+            if differs and steps == 2:
+                engine.part.batch_group.trace.note("by itself" if context.world.rank else "")
             try:
-                p.step(batch)
+                engine.step(share, steps - 1)
             except kway.MispairedError:
-                found.append(("told", p.steps + 1))
-                break
-            if p.steps == asks_after:
-                try:
-                    p.engine.compare()
-                    found.append(("asked", 0))
-                except kway.MispairedError:
-                    found.append(("asked", p.steps))
-                break
+                return [*found, ("told", steps)]
+            if steps == asks_after:
+                return [("asked", steps if differ(engine) else 0)]
     return found
+
+
+@contextmanager
+def told_seldom(context, given, exactness, also):
+    """An engine of which one step in four tells, and ``also``; with its shares of an epoch."""
+    given = replace(given, model=nn.Linear(6, 4))
+    parts, _ = training_parts(given)
+    telling = Telling(4, also)
+    engine = Engine(given, given.model, {"data": 2}, context.world, exactness, 10, 2, telling=telling)
+    loader = engine.loader(parts)
+    try:
+        yield engine, loader.epoch(0)
+    finally:
+        engine.close()
+        loader.close()
+
+
+def differ(engine, again=False):
+    try:
+        engine.compare(again)
+    except kway.MispairedError:
+        return True
+    return False
+
+
+def test_what_a_step_told_is_compared_again_only_where_that_is_asked_for(ranks):
+    assert ranks.run(compared_again, job(1)) == [[False, False, True]] * 2
+
+
+def compared_again(context, given):
+    with told_seldom(context, given, "math", lambda _, step: step == 0) as (engine, shares):
+        engine.step(next(iter(shares)), 0)
+        before = engine.compare(True)
+        # Stands for a step that has told, on a device that is not read yet.
+        engine.part.batch_group.trace.note("by itself" if context.world.rank else "")
+        return [bool(before), differ(engine), differ(engine, again=True)]

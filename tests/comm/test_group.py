@@ -1,7 +1,10 @@
 """Collectives with a defined order, and the groups of a mesh."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from kway.comm.group import Group
 from kway.comm.mesh import Mesh
@@ -35,6 +38,30 @@ def test_what_ranks_say_to_each_other(ranks, size):
         assert found["empty"].shape == (size, 0, 3)
         assert found["first"].tolist() == [1.0]
         assert found["objects"] == [{"rank": rank} for rank in range(size)]
+
+
+class Waits:
+    """Takes note of what a rank waits inside of, and of what it only begins."""
+
+    def __init__(self):
+        self.seen = []
+
+    def inside(self, name):
+        self.seen.append(f"inside {name}")
+        return nullcontext()
+
+    def begun(self):
+        self.seen.append("begun")
+
+
+def test_a_rank_waits_inside_of_the_first_collective_on_a_device_whatever_came_before(monkeypatch):
+    # No collective is called, so that any device but the CPU will do.
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: None)
+    waits = Waits()
+    group = Group(0, 2, waiting=waits)
+    for device in ("cpu", "meta", "meta", "cpu"):
+        group.sum_(torch.empty(1, device=device))
+    assert waits.seen == ["inside all-reduce", "inside all-reduce", "begun", "inside all-reduce"]
 
 
 def places(context, layout):

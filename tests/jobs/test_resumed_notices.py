@@ -109,3 +109,27 @@ def test_what_is_known_before_the_first_step_is_said_before_it(tmp_path):
     assert names.index("start") < names.index("notice") < names.index("step")
     assert any("patience 50, now 7" in text for text in said)
     assert set(said) <= set(again.record.notices)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_is_known_of_held_out_data_and_of_how_steps_run_is_said_before_the_first_one(
+    ranks, monkeypatch, size
+):
+    # Reaches the run on one device, which is in this process.
+    monkeypatch.setattr("kway.step.kinds.missing", lambda kind: "no compiler")
+    held = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8, drop_last=True)
+    seen = []
+    tell = lambda event, record: seen.append((event, record.get("text")))  # noqa: E731
+    more = {"step_kind": "compiled"} if size == 1 else {"ranks": ranks}
+    run = kway.train(
+        job(validation=held),
+        devices=f"cpu:{size}",
+        **{**TRAINED, "log_every": 1, **more},
+        steps=2,
+        callbacks=[tell],
+    )
+    before = [text for event, text in seen[: [event for event, _ in seen].index("step")] if event == "notice"]
+    assert len([text for text in before if text.startswith("validation data: ")]) == 1
+    assert ("the model is not compiled: no compiler" in before) == (size == 1)
+    assert set(before) <= set(run.record.notices)
+    assert len(run.record.notices) == len(set(run.record.notices))

@@ -10,6 +10,7 @@ from torch import nn
 import kway
 from kway.data.loader import Share
 from kway.step.graph import GraphedStep
+from kway.step.telling import EACH_STEP
 from kway.strategies.engine import Engine
 from kway.world import World
 
@@ -78,9 +79,9 @@ def share(step, rows=6, total=None):
     return Share([((x, y), rows)], rows, total or rows, 0, step, y.numpy())
 
 
-def opened(model, level="math", shards=1, **options):
+def opened(model, level="math", shards=1, telling=EACH_STEP, **options):
     settings = {"loss": nn.CrossEntropyLoss()} | options
     job = kway.Job(model=model, data=(torch.zeros(6, 3), torch.zeros(6)), batch_size=6, **settings)
-    engine = Engine(job, model, {}, World(), level, 6, shards)
+    engine = Engine(job, model, {}, World(), level, 6, shards, telling=telling)
     recorder = Double(engine.model, engine.optimizer)
     return engine, GraphedStep(engine._step, recorder), recorder

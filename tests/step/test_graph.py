@@ -8,8 +8,10 @@ import torch
 from tests.step.recorded import Net, opened, share
 from torch import nn
 
+import kway
 from kway.step.core import Outcome
 from kway.step.graph import MOST_FORMS, WARM_UP
+from kway.step.telling import Telling
 
 
 def test_recorded_steps_are_the_steps_of_an_eager_run():
@@ -46,10 +48,19 @@ def test_an_outcome_in_one_vector_has_all_the_parts_of_one_taken_apart():
         [14, 14],
     ]
     assert packed.plus(torch.tensor(1.0)).pair.tolist() == [5.0, 6.0]
+    untold = Outcome(*parts[:4])
+    packed = untold.unpacked(untold.packed())
+    assert packed.calls is None
+    assert packed.asked.tolist() == [0, 2]
     alone = Outcome(*parts[:3])
     packed = alone.unpacked(alone.packed())
     assert packed.asked is packed.calls is None
     assert packed.loss.item() == 2.0
+
+
+def test_a_step_that_tells_seldom_is_not_recorded():
+    with pytest.raises(kway.UsageError, match="one in 4 tells"):
+        opened(Net(), telling=Telling(4), optimizer=partial(torch.optim.SGD, lr=0.1))
 
 
 def test_each_form_of_a_share_has_a_recording_of_its_own():

@@ -1,10 +1,11 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from kway.errors import NonFiniteError
-from kway.step.share import Outcome
+from kway.errors import MispairedError, NonFiniteError
+from kway.step.core import Outcome, check_calls
 from kway.training.requests import LAG
 from kway.training.watch import LossWatch
 
@@ -39,6 +40,18 @@ def test_an_epoch_s_mean_is_weighted_as_the_losses_were():
 def test_a_loss_that_is_no_number_is_named(found, said):
     with pytest.raises(NonFiniteError, match=said):
         LossWatch(CPU).add(3, 7, found)
+
+
+@pytest.mark.parametrize("calls", [torch.tensor([5.0, 7.0]), None], ids=["told", "not told"])
+def test_a_loss_is_not_blamed_where_ranks_called_other_collectives(calls):
+    def compare(again):
+        # A later step may have told, which is read after this one.
+        assert again
+        check_calls(torch.tensor([5, 7]))
+
+    found = replace(outcome(NAN, losses=(NAN, 0.0)), asked=torch.zeros(2), calls=calls)
+    with pytest.raises(MispairedError):
+        LossWatch(CPU, compare=compare).add(3, 7, found)
 
 
 def test_where_reading_waits_for_the_device_it_is_done_seldom():

@@ -144,9 +144,11 @@ class Group:
     def _inside(self, name: str, tensor: torch.Tensor) -> AbstractContextManager[Any]:
         """Return what is open during a collective on ``tensor``.
 
-        One on a GPU is only begun by the host, which then goes on; but for the first, which connects the ranks.
+        One on a GPU is only begun by the host, which then goes on; but for the first there, which connects the ranks.
         """
-        if tensor.device.type == "cpu" or not self._connected:
+        if tensor.device.type == "cpu":
+            return self.waiting.inside(name)
+        if not self._connected:
             self._connected = True
             return self.waiting.inside(name)
         self.waiting.begun()

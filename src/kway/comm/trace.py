@@ -17,7 +17,8 @@ class Trace:
     def __init__(self) -> None:
         # What was noted since the last time: a step that is done again by a recording leaves it as it was then.
         self.left = 0
-        # Collectives as they were taken note of before: most steps call the same ones.
+        # Collectives of tensors as they were taken note of before: most steps call the same ones. The others may never
+        # come again (a batch of its own), and would fill it.
         self._known: dict[tuple[object, ...], bytes] = {}
 
     def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None) -> None:
@@ -26,7 +27,7 @@ class Trace:
         text = self._known.get(call)
         if text is None:
             text = f"{name}{shape}{dtype}".encode()
-            if len(self._known) < _MOST_KNOWN:
+            if dtype is not None and len(self._known) < _MOST_KNOWN:
                 self._known[call] = text
         self.left = zlib.crc32(text, self.left)
 

@@ -28,6 +28,7 @@ from kway.step.roster import Roster
 from kway.step.seeds import UPDATE, Draws, Keyed
 from kway.step.signs import Signs
 from kway.step.tally import Tally
+from kway.step.telling import Telling
 
 Tensor = torch.Tensor
 
@@ -72,18 +73,18 @@ class Outcome:
 
         It is taken apart when somebody asks for one of the parts, which most steps are spared.
         """
-        ranks = 0 if self.asked is None else len(self.asked)
-        return _Packed.of(numbers, len(self.losses), ranks, self.loss.dtype)
+        said = tuple(0 if part is None else len(part) for part in (self.asked, self.calls))
+        return _Packed.of(numbers, (len(self.losses), *said), self.loss.dtype)
 
 
 class _Packed(Outcome):
     """An outcome that is one vector until it is asked for more than loss and weight together."""
 
     @classmethod
-    def of(cls, numbers: Tensor, shares: int, ranks: int, dtype: torch.dtype) -> "_Packed":
-        """Make one of ``numbers``, which hold the losses of ``shares`` and, unless ``ranks`` is 0, what each said."""
+    def of(cls, numbers: Tensor, lengths: tuple[int, ...], dtype: torch.dtype) -> "_Packed":
+        """Make one of ``numbers``. ``lengths``: of ``losses``, ``asked`` and ``calls``, 0 for what is not there."""
         made = object.__new__(cls)
-        vars(made).update(_numbers=numbers, _form=(shares, ranks, dtype))
+        vars(made).update(_numbers=numbers, _form=(lengths, dtype))
         return made
 
     @property
@@ -99,10 +100,10 @@ class _Packed(Outcome):
         return object.__getattribute__(self, name)
 
 
-def _taken_apart(numbers: Tensor, shares: int, ranks: int, dtype: torch.dtype) -> Outcome:
-    loss, weight, losses, asked, calls = torch.split(numbers, [1, 1, shares, ranks, ranks])
-    told = (asked, calls) if ranks else (None, None)
-    return Outcome(loss.to(dtype).view(()), weight.view(()), losses, told[0], told[1], numbers[:2])
+def _taken_apart(numbers: Tensor, lengths: tuple[int, ...], dtype: torch.dtype) -> Outcome:
+    loss, weight, losses, *said = torch.split(numbers, [1, 1, *lengths])
+    asked, calls = (part if len(part) else None for part in said)
+    return Outcome(loss.to(dtype).view(()), weight.view(()), losses, asked, calls, numbers[:2])
 
 
 class StepCore(ABC):
@@ -121,6 +122,7 @@ class StepCore(ABC):
         device: torch.device,
         presence: Presence,
         group: Group,
+        telling: Telling,
         shards: int = 1,
     ) -> None:
         self.job, self.model, self.optimizer, self.device = job, model, optimizer, device
@@ -135,12 +137,11 @@ class StepCore(ABC):
         self.average = MovingAverage(model, job.ema) if job.ema is not None else None
         # A small whole number that this rank tells all others with the gradients of the next step.
         self.asked = 0
-        self.group, self.signs = group, Signs(group)
+        self.group, self.signs = group, Signs(group, telling)
         self._stepped, self._other_loss = True, False
         self._roster, self._built = Roster(model), names_of(model)
         # Held, so that no layer made later has the identity of one of them.
-        self._first = list(self._roster.modules)
-        self._known = set(map(id, self._first))
+        self._known = {id(module): module for module in self._roster.modules}
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
@@ -158,7 +159,7 @@ class StepCore(ABC):
         Return whether the model has other parameters than at the last step, or the loss was changed. Raises
         ``UsageError`` and ``RefusedError``.
         """
-        self.signs.begin(self.asked)
+        self.signs.begin(self.asked, share.epoch, share.step)
         self.follow_loss()
         changed, self._other_loss = self._other_loss, False
         return self.check_parameters() or changed
@@ -189,6 +190,10 @@ class StepCore(ABC):
 
     def forget(self) -> None:  # noqa: B027
         """Forget what was noted of tensors whose numbers have changed since without a note: see ``step.graph``."""
+
+    @abstractmethod
+    def kept_over(self, share: Share) -> KeptBuffers | None:
+        """Return what keeps buffers the same over the pieces of a share, ``None`` where nothing has to."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -253,20 +258,13 @@ class StepCore(ABC):
         low, high = torch.aminmax(calls)
         return torch.sqrt(low - high)
 
-    def tell_seldom(self, every: int) -> None:
-        """Compare ranks' collectives only once in ``every`` steps, those of all steps so far.
-
-        Comparing them costs a GPU little and the host that starts it more. A loop that wants to know before it goes on
-        asks with ``compare``; the numbers of steps in between are not to be relied on.
-        """
-        self.signs.every = every
-
-    def compare(self) -> None:
+    def compare(self, again: bool = False) -> None:
         """Raise ``MispairedError`` where ranks took other steps than the rest that no step has told of yet.
 
-        A collective, but where every step tells.
+        A collective, but where every step tells; until then the numbers of steps that do not tell are not to be relied
+        on. ``again``: also where the last step has told, but nobody has read it.
         """
-        own = self.signs.untold() if self.group.size > 1 else None
+        own = self.signs.untold(again) if self.group.size > 1 else None
         if own is not None:
             check_calls(self.group.stack(torch.tensor(own, dtype=torch.int64, device=self.device)))
 

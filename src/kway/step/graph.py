@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kway.data.loader import Share
+from kway.errors import UsageError
 from kway.step.core import Outcome, StepCore
 from kway.step.fixed import FixedInputs, UnsuitedError, form_of
 from kway.step.observe import Attributes, HostState, NoLog, OperationLog, Watched, waits
@@ -60,9 +61,16 @@ class GraphedStep:
     What cannot be recorded is found in the first steps and said in ``notices``; those steps are taken as they are,
     with the same arithmetic. Where only the optimizer cannot be recorded, it follows outside of the recording.
     ``traced``: whether operations can be listed, to see that a form's steps are alike; not those of compiled code.
+    Raises ``UsageError`` where not every step tells what ranks called: a recorded one tells it always or never.
     """
 
     def __init__(self, core: StepCore, recorder: Recorder | None = None, traced: bool = True) -> None:
+        if not core.signs.telling.each:
+            raise UsageError(
+                f"recorded steps of which one in {core.signs.telling.every} tells which collectives ranks called",
+                "what a recorded step tells, it tells each time it is done again",
+                "let every step tell it",
+            )
         self.core = core
         self.kind = "graph"
         self.notices: list[str] = []

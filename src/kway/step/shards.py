@@ -22,6 +22,7 @@ from kway.step.precision import wide
 from kway.step.presence import Presence
 from kway.step.seeds import Draws
 from kway.step.tally import Tally, measure
+from kway.step.telling import EACH_STEP, Telling
 
 Tensor = torch.Tensor
 
@@ -44,8 +45,9 @@ class ShardStep(StepCore):
         group: Group,
         shards: int,
         statistics: ShardStatistics,
+        telling: Telling = EACH_STEP,
     ) -> None:
-        super().__init__(job, model, optimizer, device, presence, group, shards)
+        super().__init__(job, model, optimizer, device, presence, group, telling, shards)
         self.shards, self.statistics = shards, statistics
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
         self.first = held[group.rank][0]
@@ -115,6 +117,10 @@ class ShardStep(StepCore):
     def forget(self) -> None:
         """Take the buffers' values anew with the next step: their versions do not tell of a replay."""
         self.kept.forget()
+
+    def kept_over(self, share: Share) -> KeptBuffers:
+        """Return what keeps buffers over shards, also where a rank holds one: see ``StepCore.kept_over``."""
+        return self.kept
 
     def _lay_out(self) -> None:
         # Not the frozen ones: they would be cloned and travel as zeros.

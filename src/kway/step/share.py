@@ -17,6 +17,7 @@ from kway.step.precision import wide
 from kway.step.presence import Presence
 from kway.step.seeds import Draws
 from kway.step.tally import Tally, measure
+from kway.step.telling import EACH_STEP, Telling
 
 Tensor = torch.Tensor
 # Sums gradients over the ranks, with a vector of scalars; then divides all gradients by a scalar.
@@ -46,8 +47,9 @@ class ShareStep(StepCore):
         reduce: Reduce | None = None,
         divide: Divide | None = None,
         keeps_buffers: bool = False,
+        telling: Telling = EACH_STEP,
     ) -> None:
-        super().__init__(job, model, optimizer, device, presence, group)
+        super().__init__(job, model, optimizer, device, presence, group, telling)
         self.place, self.ranks = place, ranks
         self._reduce, self._divide = reduce, divide
         self.kept = KeptBuffers(model, [], MICRO_BATCH) if keeps_buffers else None
@@ -99,6 +101,10 @@ class ShareStep(StepCore):
         if self.kept is not None:
             self.kept.forget()
 
+    def kept_over(self, share: Share) -> KeptBuffers | None:
+        """Return what keeps buffers over micro-batches, of which a share may have one: see ``StepCore.kept_over``."""
+        return self.kept if len(share.micro) > 1 else None
+
     def _whole(self, share: Share) -> bool:
         """Whether one device can divide before backward. Not with a scaler: what overflows must not depend on it."""
         return self._reduce is None and len(share.micro) == 1 and self.scaler is None
@@ -110,7 +116,7 @@ class ShareStep(StepCore):
         """
         slots: Tensor | None = None
         self.presence.take(share)
-        kept = self.kept if len(share.micro) > 1 else None
+        kept = self.kept_over(share)
         if kept is not None:
             kept.begin()
         for batch, samples in share.micro:

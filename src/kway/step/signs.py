@@ -4,6 +4,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from kway.comm.group import Group
+from kway.step.telling import Telling
 
 Tensor = torch.Tensor
 # What single precision holds exactly.
@@ -14,31 +15,34 @@ class Signs:
     """Writes the fingerprint of a rank's collectives, and its wish, where they travel.
 
     The fingerprint is that of the collectives between two steps plus that of those within the step, up to where
-    it is written. ``every``: how seldom it is told. Where that is not every step, it is one of all collectives so far,
-    so that what differed in a step shows in every later one; ``soon``: it is told in the next step in any case.
+    it is written. ``telling``: which steps tell it. Where not all do, it is one of all collectives so far, so that what
+    differed in a step shows in every later one.
     """
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, group: Group, telling: Telling) -> None:
+        self._group, self.telling = group, telling
         self._between, self._asked = 1, 0
-        self.every, self.soon, self._steps, self._told_after = 1, False, 0, 0
+        self._steps, self._told_after, self._tells = 0, 0, True
         # For recorded steps, which read there what changes: the fingerprint and the wish.
         self.on_device, self.own = False, 0
         self._cells: Tensor | None = None
         self._told = (0, 0)
 
-    def begin(self, asked: int) -> None:
-        """Begin a step. ``asked``: a small whole number for all other ranks."""
+    def begin(self, asked: int, epoch: int, step: int) -> None:
+        """Begin step ``step`` of ``epoch``. ``asked``: a small whole number for all other ranks."""
         self._asked = asked
-        if self.every == 1:
+        if self.telling.each:
             self._between = self._group.trace.take()
+        else:
+            self._steps += 1
+            self._tells = self.telling.due(self._steps, epoch, step)
 
     def write(self, fingerprint: Tensor, asked: Tensor) -> int | None:
         """Write this rank's fingerprint and wish into two scalar tensors that are 0.
 
         Return the fingerprint, or ``None`` in a step that does not tell it.
         """
-        if self.every > 1:
+        if not self.telling.each:
             return self._write_seldom(fingerprint, asked)
         self.own = self._group.trace.take()
         if _get_current_dispatch_mode() is None:
@@ -63,20 +67,24 @@ class Signs:
         return self.own + self._between
 
     def _write_seldom(self, fingerprint: Tensor, asked: Tensor) -> int | None:
-        self._steps += 1
         if self._asked:
             asked.fill_(self._asked)
-        if self._steps % self.every and not self.soon:
+        if not self._tells:
             return None
-        so_far = self.untold()
-        assert so_far is not None
+        so_far = self._so_far()
         fingerprint.fill_(so_far)
         return so_far
 
-    def untold(self) -> int | None:
-        """Return the fingerprint of all steps so far, ``None`` where it is known. It counts as told from now on."""
-        if self.every == 1 or self._told_after == self._steps:
+    def untold(self, again: bool = False) -> int | None:
+        """Return the fingerprint of all steps so far, ``None`` where all of them were told of.
+
+        It counts as told from now on. ``again``: also where the last step told it already.
+        """
+        if self.telling.each or (self._told_after == self._steps and not again):
             return None
+        return self._so_far()
+
+    def _so_far(self) -> int:
         self._told_after = self._steps
         # Never taken, so that it is one of all of them.
         return self._group.trace.left % _MOST

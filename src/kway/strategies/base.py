@@ -16,6 +16,7 @@ from torch import nn
 from kway.comm.group import Group
 from kway.job import Job
 from kway.step.presence import Presence
+from kway.step.telling import EACH_STEP, Telling
 
 
 @dataclass
@@ -24,7 +25,8 @@ class Part:
 
     ``place`` of ``shares``: which share of the global batch this rank computes; ``shards``: the fixed
     micro-shards of a batch, where the level has them. ``global_statistics``: whether the level wants batch
-    statistics of the global batch. ``reduce`` and ``divide`` act on the gradients (see ``kway.step.share``).
+    statistics of the global batch. ``telling``: in which steps ranks tell each other what they called.
+    ``reduce`` and ``divide`` act on the gradients (see ``kway.step.share``).
     ``equalise`` holds what brings buffers to one value on all ranks before they are read. ``opened`` undoes
     everything at close.
     """
@@ -36,6 +38,7 @@ class Part:
     global_statistics: bool
     shards: int
     world: Group
+    telling: Telling = EACH_STEP
     presence: Presence = field(default_factory=Presence)
     place: int = 0
     shares: int = 1

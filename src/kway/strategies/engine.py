@@ -24,10 +24,11 @@ from kway.step.deterministic import bits_hold_within
 from kway.step.gradients import dense
 from kway.step.handed import load_state
 from kway.step.inputs import move
-from kway.step.kinds import DEFAULT_KIND, Runner, kind_of, open_kind
+from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.precision import cast, precision_of
 from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
+from kway.step.telling import EACH_STEP, Telling
 from kway.strategies.base import Part
 from kway.strategies.layout import axes, check_level, check_model
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
@@ -39,8 +40,9 @@ class Engine:
 
     ``model`` is the rank's own module, already initialised; it is moved to the rank's device and is the
     trained model afterwards. ``step_kind``: how steps are to run (``kway.step.kinds``); ``trains``: whether
-    there will be any. Raises ``RefusedError`` for a level that layout or model cannot keep, and for a step kind that
-    the device cannot run.
+    there will be any; ``telling``: which of them tell what ranks called. Raises ``RefusedError`` for a level that
+    layout or model cannot keep, and for a step kind that the device cannot run; ``UsageError`` for recorded steps
+    that tell seldom.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Engine:
         status: Status | None = None,
         step_kind: str = DEFAULT_KIND,
         trains: bool = True,
+        telling: Telling = EACH_STEP,
     ) -> None:
         check_level(layout, level, shards)
         check_model(job, model, layout, level, batch_size, shards, trains)
@@ -69,7 +72,14 @@ class Engine:
         self.status = Status() if status is None else status
         self.mesh = Mesh(layout, world.rank, world.size, self.status.waiting)
         self.part = Part(
-            job, self.model, self.device, level, self._level.global_statistics, shards, self.mesh.world
+            job,
+            self.model,
+            self.device,
+            level,
+            self._level.global_statistics,
+            shards,
+            self.mesh.world,
+            telling,
         )
         self.part.opened.enter_context(self.precision.flags())
         self.part.opened.enter_context(buffers_kept(self.model))
@@ -85,18 +95,13 @@ class Engine:
             self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
             self._step = self._level.open(self.part, self.optimizer)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened)
-            self._tells_each = self.device.type == "cpu" or kind_of(step_kind).records
         except BaseException:
             self.close()
             raise
 
-    def ask(self, wishes: int, tell: bool = False) -> None:
-        """Tell all other ranks a small whole number with the next step's gradients: see ``Outcome.asked``.
-
-        ``tell``: what this rank did goes along, however seldom it does (``compare_seldom``). The same on all ranks.
-        """
+    def ask(self, wishes: int) -> None:
+        """Tell all other ranks a small whole number with the next step's gradients: see ``Outcome.asked``."""
         self._step.asked = wishes
-        self._step.signs.soon = tell
 
     @property
     def holds_within(self) -> dict[str, Any] | None:
@@ -105,17 +110,9 @@ class Engine:
             return None
         return bits_hold_within(self.device, self.part.shards, self.step_kind)
 
-    def compare_seldom(self, every: int) -> None:
-        """Compare what ranks did once in ``every`` steps, where that costs something, and in ``compare``.
-
-        A CPU has the numbers at hand, and a recorded step compares them without the host.
-        """
-        if not self._tells_each:
-            self._step.tell_seldom(every)
-
-    def compare(self) -> None:
+    def compare(self, again: bool = False) -> None:
         """Raise ``MispairedError`` where ranks took other steps than the rest: see ``StepCore.compare``."""
-        self._step.compare()
+        self._step.compare(again)
 
     def parts(self) -> dict[str, Any]:
         """Return the state that the next step depends on beside the weights: see ``kway.step.state``."""
@@ -253,7 +250,7 @@ class Engine:
                 start = 0
                 # As in training, buffers move once a batch: how many pieces a rank computes depends on the number of
                 # ranks.
-                kept = self._step.kept if self.level == "bits" or len(share.micro) > 1 else None
+                kept = self._step.kept_over(share)
                 if kept is not None:
                     kept.begin()
                 for place, (batch, count) in enumerate(share.micro):

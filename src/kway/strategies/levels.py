@@ -60,6 +60,7 @@ class _Share(Level):
             reduce=part.reduce,
             divide=part.divide,
             keeps_buffers=self.keeps_buffers,
+            telling=part.telling,
         )
 
 
@@ -160,6 +161,7 @@ class Bits(Level):
             group=part.batch_group,
             shards=part.shards,
             statistics=statistics,
+            telling=part.telling,
         )
 
 

@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -16,11 +17,14 @@ from kway.data.streams import StreamOrder
 from kway.launch.status import Status
 from kway.records import Training
 from kway.step.core import waits_for_figure
+from kway.step.kinds import kind_of
 from kway.step.seeds import has_drawn
 from kway.step.tally import Tally, mean
+from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
 from kway.training.best import bring_best
 from kway.training.clock import StepClock
+from kway.training.due import Agenda
 from kway.training.facts import check_options, check_within, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
@@ -31,7 +35,7 @@ from kway.training.straggler import own_work, slow_ranks
 from kway.training.subject import optimizer_facts
 from kway.training.surroundings import gpu_name, machine, peak_memory, versions
 from kway.training.validation import BEST, Validation
-from kway.training.watch import TOLD_EVERY, LossWatch
+from kway.training.watch import LossWatch
 from kway.training.weights import fingerprint, save_weights, unique_names
 from kway.world import StopRequest, World
 
@@ -53,7 +57,9 @@ class _Course:
 class Loop:
     """One rank's run of a training job. ``emit`` takes events, and is called on rank 0 only.
 
-    ``stop``: where it is set, all ranks stop after one step and leave a checkpoint.
+    ``stop``: where it is set, all ranks stop after one step and leave a checkpoint. ``told_every``: in one of how many
+    steps ranks compare the collectives they called (``None``: as seldom as that costs something), and always before
+    their numbers are relied on.
     """
 
     world: World
@@ -67,6 +73,7 @@ class Loop:
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     average: dict[str, torch.Tensor] | None = None
     unsaid: list[str] = field(default_factory=list)
+    told_every: int | None = None
 
     def run(self) -> Training:
         """Train, and return the record (the same on all ranks). Raises what the user's code raises."""
@@ -74,6 +81,8 @@ class Loop:
         spec, job, plan = self.spec, self.spec.job, self.spec.plan
         train, held = training_parts(job)
         self.noted = noted_of(job, self.model, held, spec)
+        records = kind_of(plan.step_kind).records
+        told_every = self.told_every or seldom_where_it_costs(torch.device(self.world.device), records)
         self.engine = Engine(
             job,
             self.model,
@@ -84,12 +93,13 @@ class Loop:
             plan.shards,
             self.status,
             plan.step_kind,
+            telling=Telling(told_every, self._looks_after),
         )
         # As it begins: a schedule changes the rate later.
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
         self.loader = self.engine.loader(train)
         self.validation = None if held is None else self._open(self.engine.loader(held))
-        self.engine.compare_seldom(TOLD_EVERY)
+        self.agenda = Agenda(spec, self.loader.steps)
         self.clock = StepClock(self.engine.device, self.status)
         self.watch = LossWatch(self.engine.device, compare=self.engine.compare)
         self.steps = self.epoch = 0
@@ -111,7 +121,7 @@ class Loop:
                     "resumed_from_step": resumed,
                 }
             )
-            for line in dict.fromkeys([*spec.told, *self.loader.parts.notices, *self.notices]):
+            for line in dict.fromkeys([*spec.told, *self._set_up(), *self.notices]):
                 self._say({"event": "notice", "text": line})
             # An epoch that was begun is ended, though the run has taken all its steps.
             while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
@@ -157,6 +167,12 @@ class Loop:
             )
         return Validation(self.engine, held, self.spec, self.world.is_main, self._notice_buffers, self._warn)
 
+    def _set_up(self) -> list[str]:
+        """Return lines for the user about the data and how steps run, known so far on any rank. A collective."""
+        held = [] if self.validation is None else self.validation.held.parts.notices
+        steps = self.engine.mesh.world.objects(self.engine.notices)
+        return [*self.loader.parts.notices, *held, *chain.from_iterable(steps)]
+
     def _warn(self, text: str) -> None:
         self.notices.append(text)
         self._say({"event": "warning", "text": text})
@@ -173,7 +189,7 @@ class Loop:
         shares = iter(()) if self._is_over() else self.loader.epoch(epoch, course.step)
         for share in self.clock.waited(shares, self.steps):
             wishes = self._wishes()
-            self.engine.ask(wishes, self._looks_after(epoch, share.step + 1))
+            self.engine.ask(wishes)
             outcome = self.engine.step(share, self.steps, course.tally)
             self.engine.warn()
             if self.unsaid:
@@ -185,16 +201,19 @@ class Loop:
             self.steps += 1
             course.step, course.taken = share.step + 1, course.taken + 1
             course.samples += share.total
-            if self.steps % self.spec.log_every == 0 or self.steps == self.spec.steps:
+            due = self.agenda.after_step(epoch, share.step, self.steps)
+            if due.logs:
                 self._log(epoch, share.step, course.samples, course.seconds + time.perf_counter() - since)
-            validates = self.spec.validate_every.due(self.steps, None)
             asked = self.requests.after(outcome, wishes)
-            if validates or asked or self.saver.due(self.steps):
+            if due.validates or due.saves or asked:
                 self.clock.pause()
                 course.seconds += self.clock.synchronise() - since
-                if validates:
-                    self._validate(epoch, self._is_whole(epoch, share.step))
-                self._save_and_stop(asked)
+                if due.validates:
+                    self._validate(epoch, due.ends)
+                if due.saves or asked:
+                    self._save(Position(self.steps, epoch, course.step))
+                if asked & STOP:
+                    self._stop()
                 self.clock.resume()
                 since = self.clock.synchronise()
             if self._is_over():
@@ -204,7 +223,7 @@ class Loop:
         if self.saver.is_on and self._is_last(epoch) and self.saver.at != self.steps:
             # Before what is done only because it is the last: a run that is asked for more goes on from here.
             self._save(Position(self.steps, epoch, course.step))
-        if self.spec.validate_every.due(self.steps, epoch + 1) or self._is_last(epoch):
+        if self.agenda.validates_after(epoch, self.steps) or self._is_last(epoch):
             self._validate(epoch, self._is_last(epoch))
         loss = self.watch.epoch_mean()
         if self.validation is None and waits_for_figure(self.engine.schedule):
@@ -213,22 +232,18 @@ class Loop:
         self.rows.append(row)
         self._say({"event": "epoch", **row})
         self.epoch, self.course = epoch + 1, None
-        if self.saver.due(self.steps, epoch + 1) and not self._is_last(epoch):
+        if self.agenda.saves_after(epoch) and not self._is_last(epoch):
             self._save(Position(self.steps, epoch + 1, 0))
 
     def _wishes(self) -> int:
         return self.saver.wish() | (STOP if self.stop.by and self.spec.is_kept else 0)
 
-    def _save_and_stop(self, asked: int) -> None:
-        """Save where it is time to, or was asked for; raise ``StoppedError`` where that was asked for."""
-        assert self.course is not None
-        if asked or self.saver.due(self.steps):
-            self._save(Position(self.steps, self.epoch, self.course.step))
-        if asked & STOP:
-            # Nobody leaves before the checkpoint is there: one rank's end ends all.
-            self.status.at("save")
-            why = who_asked(self.engine.mesh.world.objects(self.stop))
-            raise self.engine.mesh.world.objects(self.saver.stop(why))[0]
+    def _stop(self) -> NoReturn:
+        """Raise ``StoppedError``, of a run that has been saved."""
+        # Nobody leaves before the checkpoint is there: one rank's end ends all.
+        self.status.at("save")
+        why = who_asked(self.engine.mesh.world.objects(self.stop))
+        raise self.engine.mesh.world.objects(self.saver.stop(why))[0]
 
     def _save(self, position: Position) -> None:
         """Start to save the run as it stands. A collective."""
@@ -277,24 +292,17 @@ class Loop:
             self.validation.load(run["validation"], self.engine.mesh.world.objects(there)[0])
         return self.steps
 
-    def _is_whole(self, epoch: int, step: int) -> bool:
-        """Whether the run has taken all the steps it was asked for with ``step`` (from 0) of ``epoch``."""
-        last = epoch == self.spec.epochs - 1 and step + 1 == self.loader.steps(epoch)
-        return last or self.steps == self.spec.steps
-
     def _looks_after(self, epoch: int, step: int) -> bool:
         """Whether all there is to know is looked at after the step about to be taken, number ``step`` of ``epoch``."""
-        steps = self.steps + 1
-        ends = step == self.loader.steps(epoch) or steps == self.spec.steps
-        return ends or self.spec.validate_every.due(steps, None) or self.saver.due(steps)
+        return self.agenda.after_step(epoch, step, self.steps + 1).looks
 
     def _is_over(self) -> bool:
         """Whether the run ends with the step just taken, whatever is left of its epochs."""
         stopped = self.validation is not None and bool(self.validation.stopped)
-        return stopped or self.steps == self.spec.steps
+        return stopped or self.agenda.is_full(self.steps)
 
     def _is_last(self, epoch: int) -> bool:
-        return self._is_over() or epoch == self.spec.epochs - 1
+        return self._is_over() or self.agenda.is_last(epoch)
 
     def _log(self, epoch: int, step: int, samples: int, seconds: float) -> None:
         event = {
@@ -348,14 +356,7 @@ class Loop:
     def _record(self, begun: float, resumed: int | None) -> Training:
         job, plan = self.spec.job, self.spec.plan
         validation = self.validation
-        held = validation.held.parts.notices if validation is not None else []
-        notices = [
-            *self.loader.parts.notices,
-            *held,
-            *(line for own in self.engine.mesh.world.objects(self.engine.notices) for line in own),
-            *self.engine.doubts,
-            *self.notices,
-        ]
+        notices = [*self._set_up(), *self.engine.doubts, *self.notices]
         names = unique_names(self.model)
         works = self.engine.mesh.world.objects(self.clock.work())
         notices += slow_ranks(works)

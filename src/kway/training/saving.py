@@ -92,14 +92,6 @@ class Saver:
         passed = time.monotonic() - self._since
         return SAVE if timed and self._every is not None and passed >= self._every.count else 0
 
-    def due(self, steps: int, epochs: int | None = None) -> bool:
-        """Whether it is time after ``steps`` steps of the run; ``epochs`` is set at the end of an epoch only."""
-        every = self._every
-        if every is None or every.unit == "seconds":
-            return False
-        at_epoch = epochs is not None
-        return every.unit == ("epochs" if at_epoch else "steps") and every.due(steps, epochs)
-
     @property
     def is_on(self) -> bool:
         """Whether the run saves by itself."""

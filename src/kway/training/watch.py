@@ -11,9 +11,6 @@ from kway.errors import NonFiniteError
 from kway.step.core import Outcome, check_calls
 from kway.training.requests import LAG
 
-# Where comparing what ranks did costs something, it is done once in so many steps, and whenever all is to be known.
-TOLD_EVERY = 32
-
 
 @dataclass
 class _Sent:
@@ -35,10 +32,12 @@ class LossWatch:
 
     On a GPU the values are sent back every ``every`` steps and read some steps later, the same on all ranks, when they
     have long arrived: the host does not wait. On a CPU, where reading costs nothing, they are read at once.
+
+    ``compare``: as ``StepCore.compare``.
     """
 
     def __init__(
-        self, device: torch.device, every: int = 50, compare: Callable[[], None] = lambda: None
+        self, device: torch.device, every: int = 50, compare: Callable[[bool], None] = lambda again: None
     ) -> None:
         self._compare = compare
         self.every, self._lag = (1, 0) if device.type == "cpu" else (every, LAG)
@@ -77,7 +76,7 @@ class LossWatch:
             self._send(None)
         while self._sent:
             self._take(self._sent.popleft())
-        self._compare()
+        self._compare(False)
 
     def _send(self, told: Callable[[float], None] | None) -> None:
         pairs = [outcome.pair for _, _, outcome in self._open]
@@ -102,12 +101,24 @@ class LossWatch:
             sent.event.synchronize()
         for (epoch, step, outcome), (loss, weight) in zip(sent.steps, sent.values.tolist(), strict=True):
             if not (math.isfinite(loss) and math.isfinite(weight)):
+                self._pair(outcome)
                 raise _error(epoch, step, outcome, loss, weight)
             self._total += loss * weight
             self._weight += weight
             self.last = loss
         if sent.told is not None and self.last is not None:
             sent.told(self.last)
+
+    def _pair(self, outcome: Outcome) -> None:
+        """Raise ``MispairedError`` where that, and not the loss, may be why a step gave no number.
+
+        A collective where the step does not tell: all ranks read the same losses after the same step.
+        """
+        if outcome.calls is not None:
+            check_calls(outcome.calls)
+        else:
+            # A later step may have told, and is not read before this one.
+            self._compare(True)
 
     def state(self) -> list[float | None]:
         """Return what later means depend on. Raises ``NonFiniteError``."""
@@ -128,8 +139,6 @@ class LossWatch:
 
 
 def _error(epoch: int, step: int, outcome: Outcome, loss: float, weight: float) -> NonFiniteError:
-    if outcome.calls is not None:
-        check_calls(outcome.calls)
     ranks = [rank for rank, own in enumerate(outcome.losses.tolist()) if not math.isfinite(own)]
     where = f"epoch {epoch}, step {step}"
     if ranks:

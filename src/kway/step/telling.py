@@ -1,0 +1,45 @@
+"""How seldom ranks tell each other which collectives they called, and in which steps they do so in any case."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+# Where comparing costs something, it is done once in so many steps.
+SELDOM = 32
+
+
+def _never(epoch: int, step: int) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Telling:
+    """In which steps a fingerprint travels with the gradients (``kway.step.signs``). The same on all ranks.
+
+    ``every``: in one of so many steps; ``also``: whether in step ``step`` of ``epoch`` (both from 0) in any case.
+    """
+
+    every: int = 1
+    also: Callable[[int, int], bool] = _never
+
+    @property
+    def each(self) -> bool:
+        """Whether every step tells."""
+        return self.every == 1
+
+    def due(self, taken: int, epoch: int, step: int) -> bool:
+        """Whether a step tells, number ``taken`` (from 1) of those that this rank takes."""
+        return taken % self.every == 0 or self.also(epoch, step)
+
+
+# For a loop after whose steps anything may come.
+EACH_STEP = Telling()
+
+
+def seldom_where_it_costs(device: torch.device, records: bool) -> int:
+    """Return in one of how many steps to tell, where a loop compares by itself before it relies on their numbers.
+
+    A CPU has the numbers at hand, and a step that is recorded (``records``) compares them without the host.
+    """
+    return 1 if device.type == "cpu" or records else SELDOM
