@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from kway.comm.buckets import WATCHED_STEPS, Bucket, BucketedTree, cut
 from kway.comm.flat import FlatGradients
 from kway.comm.group import Group
+from kway.comm.reduce import GradientReducer
 from kway.comm.tree import TreeReducer, fold, halves
 from kway.data.order import bounds
 from kway.errors import RefusedError
@@ -165,3 +166,35 @@ def test_later_it_is_an_error_there_and_not_a_number_elsewhere(ranks):
     assert [step[0] for step in other] == [False] * WATCHED_STEPS + [True]
     assert "changed after it was sent" in late[-1]
     assert "use_reentrant=False" in late[-1]
+
+
+def summed(context, kind, limit, empty=-1):
+    """Sum three steps' gradients; return the last gradients, the numbers, and how many buckets were sent ahead."""
+    torch.manual_seed(0)
+    model, rank, size = kind(), context.world.rank, context.world.size
+    reducer = GradientReducer(list(model.parameters()), Group(rank, size), scalars=1, limit=limit)
+    for step in range(3):
+        counts = rank != empty
+        if counts:
+            with reducer.sending():
+                gradients(model, size * step + rank)
+                early = len(reducer.buckets._pending)
+        else:
+            gradients(model, size * step + rank)
+            early = 0
+        numbers, late = reducer.reduce(torch.tensor([1.0 + rank]), counts)
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None], numbers.item(), late.item(), early
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("kind", [Chain, Twice])
+def test_a_sum_in_buckets_is_the_sum(ranks, kind, size):
+    for empty in (-1, 1):
+        found = ranks.run(summed, kind, 64, empty, size=size)
+        whole = ranks.run(summed, kind, None, empty, size=size)
+        for rank, (grads, numbers, late, early) in enumerate(found):
+            assert (numbers, late) == (sum(range(1, size + 1)), 0.0)
+            # What reentrant checkpoints reach twice is sent after backward, once that has been seen.
+            assert (early > 0) == (size > 1 and kind is Chain and rank != empty)
+            for one, other in zip(grads, whole[rank][0], strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)

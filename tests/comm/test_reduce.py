@@ -24,7 +24,7 @@ def reduced(context, present, counts):
             parameter.grad = torch.full_like(parameter, (rank + 1.0) * (index + 1)) if there else None
             if there and parameter.is_complex():
                 parameter.grad = (parameter.grad * (1 + 2j)).conj()
-        scalars = reducer.reduce(torch.tensor([1.0, rank], dtype=torch.float64), counts[rank])
+        scalars, _ = reducer.reduce(torch.tensor([1.0, rank], dtype=torch.float64), counts[rank])
         reducer.divide_(torch.tensor(2.0, dtype=torch.float64))
         grads = [None if p.grad is None else p.grad.clone() for p in parameters]
         results.append((scalars.tolist(), grads))
@@ -97,7 +97,7 @@ def half(context):
     parameters = [nn.Parameter(torch.zeros(2, dtype=torch.float16))]
     parameters[0].grad = torch.ones(2, dtype=torch.float16)
     reducer = GradientReducer(parameters, Group(context.world.rank, context.world.size), scalars=1)
-    return float(reducer.reduce(torch.tensor([100000.0]), True))
+    return float(reducer.reduce(torch.tensor([100000.0]), True)[0])
 
 
 def test_scalars_do_not_travel_in_a_dtype_that_cannot_hold_them(ranks):
@@ -111,8 +111,8 @@ def wide(context, numbers):
     reducer = GradientReducer(parameters, Group(rank, size), scalars=size)
     slots = torch.zeros(size, dtype=torch.float64)
     slots[rank] = numbers[rank]
-    found = reducer.reduce(slots, True)
-    return found.tolist(), reducer.reduce(slots.float(), True).dtype
+    found, _ = reducer.reduce(slots, True)
+    return found.tolist(), reducer.reduce(slots.float(), True)[0].dtype
 
 
 def test_float64_scalars_travel_exactly_beside_float32_gradients(ranks):

@@ -33,7 +33,7 @@ def reduced(context, grads, counts, dtype):
     for _ in range(2):
         table.grad = None if grads[rank] is None else grads[rank].clone()
         other.grad = torch.ones(2)
-        scalars = reducer.reduce(torch.tensor([rank + 1.0]), counts[rank])
+        scalars, _ = reducer.reduce(torch.tensor([rank + 1.0]), counts[rank])
         reducer.divide_(torch.tensor(2.0, dtype=torch.float64))
     return table.grad, other.grad.clone(), float(scalars)
 
@@ -126,7 +126,7 @@ def test_scalars_keep_the_precision_of_a_model_of_tables_alone(ranks):
         group = Group(context.world.rank, context.world.size)
         reducer = GradientReducer([table], group, scalars=1, tables=[table])
         table.grad = sparse(ROWS[0])
-        return float(reducer.reduce(torch.tensor([1 / 3], dtype=torch.float64), True))
+        return float(reducer.reduce(torch.tensor([1 / 3], dtype=torch.float64), True)[0])
 
     assert ranks.run(alone, size=2) == [2 / 3] * 2
 

@@ -1,7 +1,8 @@
-"""The tree over shards completed in buckets, the first of them while backward still computes the rest."""
+"""Gradients reduced in buckets, the first of them while backward still computes the rest."""
 
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from kway.comm.flat import FlatGradients, Piece
+from kway.comm.group import Group
 from kway.comm.tree import Span, TreeReducer
 from kway.errors import RefusedError
 
@@ -56,42 +58,45 @@ def cut(pieces: Sequence[Piece], widths: Sequence[int], tail: int, limit: int, l
     return buckets
 
 
-class BucketedTree:
-    """Completes ``tree`` for the gradients of ``flat``, bucket by bucket and in the same order on all ranks.
+class Buckets(ABC):
+    """Reduces the gradients of ``flat`` over ``group``, bucket by bucket and in the same order on all ranks.
 
-    The last number of ``flat`` is this class's own: 0, or NaN where on any rank a gradient changed after its
-    bucket was sent, as those of a parameter that reentrant checkpoints reach twice. In the first WATCHED_STEPS
-    steps such gradients are reduced again, and from then on all are sent after backward. Later, to know in time
-    would cost a wait in every step: the rank where it happens raises, and the others have a NaN.
+    ``group`` has a trace of its own: when a bucket is sent depends on the rank. The last number of ``flat`` is this
+    class's own: 0, or NaN where on any rank a gradient changed after its bucket was sent, as those of a parameter that
+    reentrant checkpoints reach twice. In the first WATCHED_STEPS steps such gradients are reduced again, and from then
+    on all are sent after backward. Later, to know in time would cost a wait in every step: the rank where it happens
+    raises, and the others have a NaN.
     ``limit``: bytes of a bucket, ``BUCKET_BYTES`` if ``None``.
     """
 
-    def __init__(self, flat: FlatGradients, tree: TreeReducer, limit: int | None = None) -> None:
-        self.flat, self.tree = flat, tree
+    def __init__(self, flat: FlatGradients, group: Group, limit: int | None = None) -> None:
+        self.flat, self.group = flat, group
         widths = [vector.element_size() for vector in flat.vectors]
         size = BUCKET_BYTES if limit is None else limit
         # One device has nobody to wait for.
-        limit = size if tree.group.size > 1 else sys.maxsize
+        limit = size if group.size > 1 else sys.maxsize
         self.buckets = cut(flat.pieces, widths, flat.carrier, limit, len(flat.vectors[flat.carrier]))
         device = flat.vectors[0].device
         stream: Any = torch.cuda.Stream
-        beside = device.type == "cuda" and tree.group.size > 1
+        beside = device.type == "cuda" and group.size > 1
         self._stream: Any = stream(device) if beside else None
-        self._early, self._watched = tree.group.size > 1, WATCHED_STEPS
-        self._partials: dict[Span, Vectors] = {}
-        self._spine: list[Vectors] = []
+        self._early, self._watched = group.size > 1, WATCHED_STEPS
         self._missing: list[set[int]] = []
         self._sent: dict[int, tuple[Tensor | None, int]] = {}
         self._pending: list[Callable[[], None]] = []
 
-    @contextmanager
-    def during_backward(self, partials: dict[Span, Vectors], spine: list[Vectors]) -> Iterator[None]:
-        """Reduce what is complete while the last shard of this rank is computed inside.
+    @property
+    def several(self) -> bool:
+        """Whether anything can be sent before backward has ended."""
+        return self._early and len(self.buckets) > 1
 
-        ``partials``: this rank's other nodes of the tree. ``spine``: the left sums on the way from its last node
-        down to its last shard. Both stay as they are until ``finish``.
-        """
-        self._partials, self._spine = partials, spine
+    @abstractmethod
+    def begin(self, bucket: Bucket, vector: Tensor) -> Callable[[], None]:
+        """Start to reduce ``vector``, this rank's entries of a bucket; what is returned leaves the result there."""
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Reduce what is complete while the last gradients of this rank are computed inside."""
         self._sent, self._pending = {}, []
         trained = [place for place, p in enumerate(self.flat.parameters) if p.requires_grad]
         # The last bucket holds what is known after backward only.
@@ -117,9 +122,9 @@ class BucketedTree:
                 handle.remove()
 
     def finish(self, scalars: Tensor, counts: bool) -> bool:
-        """Reduce the rest and wait for all. Afterwards the vectors of ``flat`` hold the root of the tree.
+        """Reduce the rest and wait for all. Afterwards the vectors of ``flat`` hold what was reduced.
 
-        ``scalars``, ``counts``: as for ``FlatGradients.collect``, for the last shard; the last of the numbers is 0.
+        ``scalars``, ``counts``: as for ``FlatGradients.collect``; the last of the numbers is 0.
         Return whether every parameter had a gradient that counts. A collective. Raises ``RefusedError`` for a
         gradient that changed too late for the first time after WATCHED_STEPS steps.
         """
@@ -151,7 +156,7 @@ class BucketedTree:
         return complete
 
     def _forget(self) -> None:
-        self._partials, self._spine, self._sent, self._pending = {}, [], {}, []
+        self._sent, self._pending = {}, []
 
     def _ready(self, number: int, place: int, _: Tensor) -> None:
         self._missing[number].discard(place)
@@ -166,19 +171,7 @@ class BucketedTree:
             self.flat.copy_in(bucket.parameters, counts)
             if number < len(self.buckets) - 1:
                 self._sent.update((place, self._state(place)) for place in bucket.parameters)
-            own = vector
-            for left in reversed(self._spine):
-                own = left[bucket.vector][bucket.start : bucket.stop] + own
-            nodes = {
-                span: parts[bucket.vector][bucket.start : bucket.stop]
-                for span, parts in self._partials.items()
-            }
-            nodes[self.tree.own[-1]] = own
-            root = self.tree.begin(nodes)
-
-            def complete() -> None:
-                vector.copy_(root())
-
+            complete = self.begin(bucket, vector)
             self._pending.append(complete)
             # On a GPU nothing waits here but the stream, so the rest can follow at once.
             if self._stream is not None:
@@ -205,3 +198,52 @@ class BucketedTree:
     def _unchanged(self, place: int) -> bool:
         grad, version = self._state(place)
         return grad is self._sent[place][0] and version == self._sent[place][1]
+
+
+class BucketedTree(Buckets):
+    """Completes ``tree``: the same bits on any number of ranks."""
+
+    def __init__(self, flat: FlatGradients, tree: TreeReducer, limit: int | None = None) -> None:
+        super().__init__(flat, tree.group, limit)
+        self.tree = tree
+        self._partials: dict[Span, Vectors] = {}
+        self._spine: list[Vectors] = []
+
+    @contextmanager
+    def during_backward(self, partials: dict[Span, Vectors], spine: list[Vectors]) -> Iterator[None]:
+        """Reduce what is complete while the last shard of this rank is computed inside.
+
+        ``partials``: this rank's other nodes of the tree. ``spine``: the left sums on the way from its last node
+        down to its last shard. Both stay as they are until ``finish``.
+        """
+        self._partials, self._spine = partials, spine
+        with self.sending():
+            yield
+
+    def begin(self, bucket: Bucket, vector: Tensor) -> Callable[[], None]:
+        """Start to complete the tree for one bucket: see ``Buckets.begin``."""
+        own = vector
+        for left in reversed(self._spine):
+            own = left[bucket.vector][bucket.start : bucket.stop] + own
+        nodes = {
+            span: parts[bucket.vector][bucket.start : bucket.stop] for span, parts in self._partials.items()
+        }
+        nodes[self.tree.own[-1]] = own
+        root = self.tree.begin(nodes)
+
+        def complete() -> None:
+            vector.copy_(root())
+
+        return complete
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._partials, self._spine = {}, []
+
+
+class BucketedSum(Buckets):
+    """Sums in whatever order the back end sums."""
+
+    def begin(self, bucket: Bucket, vector: Tensor) -> Callable[[], None]:
+        """Start to sum one bucket, in place: see ``Buckets.begin``."""
+        return self.group.begin_sum(vector)

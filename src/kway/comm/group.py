@@ -84,6 +84,23 @@ class Group:
                 dist.all_reduce(tensor, group=self.handle)
         return tensor
 
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Start to sum a flat tensor over the ranks in place, beside whatever follows; what is returned waits for it.
+
+        On a GPU the current stream waits, and from the beginning.
+        """
+        if self.size == 1 or tensor.device.type != "cpu":
+            self.sum_(tensor)
+            return _nothing
+        self.trace.note("sum", tensor.shape, tensor.dtype)
+        work = dist.all_reduce(tensor, group=self.handle, async_op=True)
+
+        def wait() -> None:
+            with self.waiting.inside("all-reduce"):
+                work.wait()
+
+        return wait
+
     def stack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Gather ``tensor`` (any shape S) of all ranks, in rank order, as one tensor of shape (size, *S)."""
         if self.size == 1:
@@ -153,6 +170,10 @@ class Group:
             return self.waiting.inside(name)
         self.waiting.begun()
         return _GOES_ON
+
+
+def _nothing() -> None:
+    pass
 
 
 def _sendable(flat: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,11 @@
 """Gradients of all ranks summed, in whatever order the back end sums."""
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from kway.comm.buckets import BucketedSum
 from kway.comm.flat import FlatGradients
 from kway.comm.group import Group
 from kway.comm.sparse import SparseReducer
@@ -12,9 +14,10 @@ from kway.comm.sparse import SparseReducer
 class GradientReducer:
     """Sums the gradients of ``parameters`` over ``group``, together with a vector of ``scalars`` numbers.
 
-    One all-reduce for each dtype. The gradients of the parameters named in ``tables`` may be sparse and stay so,
-    by a gather of their rows; a sparse gradient of another parameter becomes dense. ``frozen``: the model's other
-    parameters, which have no gradient.
+    One all-reduce for each dtype, or for each bucket of a larger model. The gradients of the parameters named in
+    ``tables`` may be sparse and stay so, by a gather of their rows; a sparse gradient of another parameter becomes
+    dense. ``frozen``: the model's other parameters, which have no gradient. ``limit``: bytes of a bucket,
+    ``BUCKET_BYTES`` if ``None``.
     """
 
     def __init__(
@@ -24,26 +27,37 @@ class GradientReducer:
         scalars: int,
         tables: Collection[torch.nn.Parameter] = (),
         frozen: Collection[torch.nn.Parameter] = (),
+        limit: int | None = None,
     ) -> None:
         self.parameters, self.group = list(parameters), group
         wanted = {id(table) for table in tables}
         sparse = [parameter for parameter in self.parameters if id(parameter) in wanted]
         dense = [parameter for parameter in self.parameters if id(parameter) not in wanted]
-        self.flat = FlatGradients(dense, scalars, beside=[*sparse, *frozen])
+        # One number more: that of the buckets.
+        self.flat = FlatGradients(dense, scalars + 1, beside=[*sparse, *frozen])
+        self.buckets = BucketedSum(self.flat, group.apart(), limit)
         self.sparse = SparseReducer(sparse, group)
 
-    def reduce(self, scalars: torch.Tensor, counts: bool = True) -> torch.Tensor:
-        """Sum gradients and ``scalars`` (shape (n,)) over the ranks; return the summed scalars.
+    def sending(self) -> AbstractContextManager[None]:
+        """Send what is complete while the last gradients of this rank are computed inside, ahead of ``reduce``.
+
+        Not where anything that is computed inside communicates: the order would not be that of the other ranks.
+        """
+        return self.buckets.sending() if self.buckets.several else nullcontext()
+
+    def reduce(self, scalars: torch.Tensor, counts: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum gradients and ``scalars`` (shape (n,)) over the ranks; return the summed scalars, and a scalar: 0, or NaN
+        where a gradient of another rank changed after it was sent (see ``Buckets``).
 
         ``counts=False``: this rank holds no sample. Afterwards every gradient is equal on all ranks, and ``None``
-        where no rank had one; dense ones are views into flat vectors.
+        where no rank had one; dense ones are views into flat vectors. Raises ``RefusedError`` as ``Buckets.finish``.
         """
-        complete = self.flat.collect(scalars, counts)
-        for vector in self.flat.vectors:
-            self.group.sum_(vector)
+        self.group.trace.note("gradients", tuple(map(len, self.flat.vectors)))
+        complete = self.buckets.finish(torch.nn.functional.pad(scalars, (0, 1)), counts)
         self.flat.hand_out(complete)
         self.sparse.reduce(counts)
-        return self.flat.scalars.to(scalars.dtype)
+        numbers = self.flat.scalars.to(scalars.dtype)
+        return numbers[:-1], numbers[-1]
 
     def divide_(self, divisor: torch.Tensor) -> None:
         """Divide all gradients by a scalar tensor, in place."""

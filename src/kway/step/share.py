@@ -1,6 +1,7 @@
 """One optimizer step over this rank's share of the global batch."""
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -20,16 +21,26 @@ from kway.step.tally import Tally, measure
 from kway.step.telling import EACH_STEP, Telling
 
 Tensor = torch.Tensor
-# Sums gradients over the ranks, with a vector of scalars; then divides all gradients by a scalar.
-Reduce = Callable[[Tensor, bool], Tensor]
-Divide = Callable[[Tensor], None]
+
+
+class Reducer(Protocol):
+    """Sums gradients over the ranks: see ``comm.reduce.GradientReducer``."""
+
+    def sending(self) -> AbstractContextManager[None]:
+        """Send ahead what is complete while the last gradients of this rank are computed inside."""
+
+    def reduce(self, scalars: Tensor, counts: bool) -> tuple[Tensor, Tensor]:
+        """Sum gradients and a vector of scalars; return these, and 0 or, where the sums must not count, NaN."""
+
+    def divide_(self, divisor: Tensor) -> None:
+        """Divide all gradients by a scalar."""
 
 
 class ShareStep(StepCore):
     """The arithmetic of a step: forward and backward over micro-batches, reduction, clipping, optimizer.
 
     ``group``: the ranks among which the batch is cut; ``place``: this rank's place among ``ranks`` shares.
-    ``reduce`` and ``divide``: as of a ``GradientReducer``, or ``None`` where one device holds the whole batch.
+    ``reducer``: ``None`` where one device holds the whole batch.
     ``keeps_buffers``: whether buffers move once a step, whatever the number of micro-batches.
     """
 
@@ -44,14 +55,15 @@ class ShareStep(StepCore):
         group: Group,
         place: int = 0,
         ranks: int = 1,
-        reduce: Reduce | None = None,
-        divide: Divide | None = None,
+        reducer: Reducer | None = None,
         keeps_buffers: bool = False,
         telling: Telling = EACH_STEP,
     ) -> None:
         super().__init__(job, model, optimizer, device, presence, group, telling)
         self.place, self.ranks = place, ranks
-        self._reduce, self._divide = reduce, divide
+        self._reducer = reducer
+        # Layers with collectives of their own in backward, which kway does not see.
+        self._alone = not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
         self.kept = KeptBuffers(model, [], MICRO_BATCH) if keeps_buffers else None
 
     def prepare(self, share: Share) -> bool:
@@ -73,13 +85,16 @@ class ShareStep(StepCore):
         draws.at(0)
         self.clear_gradients()
         slots = self._accumulate(share, tally)
-        calls = asked = own = None
-        if self._reduce is not None:
+        calls = asked = own = late = None
+        if self._reducer is not None:
             own = self.signs.write(slots[2, self.place], slots[3, self.place])
-            slots = self._reduce(slots.view(-1), share.count > 0).view(slots.shape)
+            numbers, late = self._reducer.reduce(slots.view(-1), share.count > 0)
+            slots = numbers.view(slots.shape)
             calls, asked = None if own is None else slots[2], slots[3]
         losses = slots[0]
         loss, weight = slots[:2].sum(1).unbind()
+        if late is not None:
+            weight = weight + late
         if calls is not None and own is not None:
             weight = weight + self.mispaired(calls, own)
         divisor = weight / share.total
@@ -107,7 +122,7 @@ class ShareStep(StepCore):
 
     def _whole(self, share: Share) -> bool:
         """Whether one device can divide before backward. Not with a scaler: what overflows must not depend on it."""
-        return self._reduce is None and len(share.micro) == 1 and self.scaler is None
+        return self._reducer is None and len(share.micro) == 1 and self.scaler is None
 
     def _accumulate(self, share: Share, tally: Tally | None) -> Tensor:
         """Run forward and backward over the micro-batches; return losses and weights, this rank's in its slot.
@@ -119,16 +134,20 @@ class ShareStep(StepCore):
         kept = self.kept_over(share)
         if kept is not None:
             kept.begin()
-        for batch, samples in share.micro:
-            if share.count and not samples:
-                continue
+        before = self.group.trace.left
+        micro = [piece for piece in share.micro if piece[1] or not share.count]
+        for number, (batch, samples) in enumerate(micro):
             output, target, total, weight = self.forward(batch, samples)
             if self._whole(share):
                 objective = total / weight if self.rule.averaged else total
             else:
                 # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
                 objective = total * ((1.0 if samples else 0.0) / share.total)
-            self.backward(objective, output)
+            is_last = share.count > 0 and number == len(micro) - 1
+            # Not where forward has communicated, so that backward will: on a rank without samples in another order.
+            ahead = is_last and self._alone and self.group.trace.left == before
+            with self._reducer.sending() if self._reducer is not None and ahead else nullcontext():
+                self.backward(objective, output)
             if kept is not None:
                 kept.end_of_piece()
             if slots is None:
@@ -146,8 +165,8 @@ class ShareStep(StepCore):
         return slots
 
     def _rescale(self, divisor: Tensor) -> None:
-        if self._divide is not None:
-            self._divide(divisor)
+        if self._reducer is not None:
+            self._reducer.divide_(divisor)
             return
         resolve_conjugates(self.parameters)
         grads = [p.grad for p in self.parameters if p.grad is not None]

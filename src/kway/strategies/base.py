@@ -16,6 +16,7 @@ from torch import nn
 from kway.comm.group import Group
 from kway.job import Job
 from kway.step.presence import Presence
+from kway.step.share import Reducer
 from kway.step.telling import EACH_STEP, Telling
 
 
@@ -26,7 +27,7 @@ class Part:
     ``place`` of ``shares``: which share of the global batch this rank computes; ``shards``: the fixed
     micro-shards of a batch, where the level has them. ``global_statistics``: whether the level wants batch
     statistics of the global batch. ``telling``: in which steps ranks tell each other what they called.
-    ``reduce`` and ``divide`` act on the gradients (see ``kway.step.share``).
+    ``reducer`` acts on the gradients.
     ``equalise`` holds what brings buffers to one value on all ranks before they are read. ``opened`` undoes
     everything at close.
     """
@@ -43,8 +44,7 @@ class Part:
     place: int = 0
     shares: int = 1
     batch_group: Group = field(default_factory=Group)
-    reduce: Callable[[torch.Tensor, bool], torch.Tensor] | None = None
-    divide: Callable[[torch.Tensor], None] | None = None
+    reducer: Reducer | None = None
     equalise: list[Callable[[], list[str]]] = field(default_factory=list)
     opened: ExitStack = field(default_factory=ExitStack)
 

@@ -1,6 +1,8 @@
 """Data parallelism: every rank holds the whole model and a share of the global batch."""
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -53,7 +55,7 @@ class Data(Axis):
         if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
         gradients = Gradients(part.model, group, scalars=4 * part.shares)
-        part.reduce, part.divide = gradients.reduce, gradients.divide_
+        part.reducer = gradients
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
         )
@@ -67,9 +69,28 @@ class Gradients:
         self._model, self._group, self._scalars = model, group, scalars
         # Made with the first step: not every level sums gradients this way, and it holds a copy of them.
         self._reducer: GradientReducer | None = None
+        self._sent = False
 
-    def reduce(self, scalars: torch.Tensor, counts: bool) -> torch.Tensor:
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Send ahead what is complete inside: see ``GradientReducer.sending``. From the second step on."""
+        if self._reducer is None:
+            yield
+            return
+        self._update()
+        # The same for ``reduce``, whatever is frozen meanwhile.
+        self._sent = True
+        with self._reducer.sending():
+            yield
+
+    def reduce(self, scalars: torch.Tensor, counts: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum gradients and scalars over the ranks: see ``GradientReducer.reduce``."""
+        sent, self._sent = self._sent, False
+        reducer = self._reducer if sent and self._reducer is not None else self._update()
+        return reducer.reduce(scalars, counts)
+
+    def _update(self) -> GradientReducer:
+        """Return the reducer of the parameters that are trained now."""
         # Not the frozen ones: they would travel as zeros.
         held = [parameter for _, parameter in self._model.named_parameters()]
         now = [parameter for parameter in held if parameter.requires_grad]
@@ -82,7 +103,7 @@ class Gradients:
             frozen = [parameter for parameter in held if not parameter.requires_grad]
             tables = sparse_parameters(self._model)
             self._reducer = GradientReducer(now, self._group, self._scalars, tables, frozen)
-        return self._reducer.reduce(scalars, counts)
+        return self._reducer
 
     def divide_(self, divisor: torch.Tensor) -> None:
         """Divide all gradients by a scalar tensor."""

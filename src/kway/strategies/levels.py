@@ -57,8 +57,7 @@ class _Share(Level):
             group=part.batch_group,
             place=part.place,
             ranks=part.shares,
-            reduce=part.reduce,
-            divide=part.divide,
+            reducer=part.reducer,
             keeps_buffers=self.keeps_buffers,
             telling=part.telling,
         )
