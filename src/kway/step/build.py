@@ -109,7 +109,7 @@ def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
         raise UsageError(
             f"the optimizer is a {type(optimizer).__name__}",
             "it must make a torch.optim.Optimizer",
-            "for two optimizers (a GAN) make two jobs, one for each, in a loop of your own (docs/guide/your-own-loop.md)"
+            "for two optimizers (a GAN) make two jobs in a loop of your own: docs/guide/your-own-loop.md"
             if isinstance(optimizer, tuple | list | Mapping)
             else "pass partial(torch.optim.SGD, lr=0.1), say",
         )
