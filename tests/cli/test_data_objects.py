@@ -189,10 +189,6 @@ def test_samples_are_counted_without_reading_any(found, said):
 
 
 def test_a_run_on_data_from_a_file_says_how_many_samples_there_are(here, capsys):
-    assert (
-        main(
-            "train own.py:model --data own.py:held_out --workers 0 --steps 1 --devices cpu:1 --out run".split()
-        )
-        == 0
-    )
+    flags = "--workers 0 --steps 1 --devices cpu:1 --out run"
+    assert main(f"train own.py:model --data own.py:held_out {flags}".split()) == 0
     assert "data       own.py:held_out: 23 to train on, 23 held out\n" in capsys.readouterr().out

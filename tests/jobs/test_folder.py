@@ -49,7 +49,7 @@ def test_names_that_no_folder_can_have(tmp_path):
         pytest.fail("made")
     (tmp_path / "link").symlink_to("nowhere")
     with (
-        pytest.raises(UsageError, match="out='': an empty text names nothing; '.' is the current folder"),
+        pytest.raises(UsageError, match=r"out='': an empty text names nothing; '\.' is the current"),
         claimed("", "train.json"),
     ):
         pytest.fail("made")

@@ -162,6 +162,16 @@ def test_an_optimizer_that_is_none():
         make_optimizer(job, net())
 
 
+def test_the_last_line_of_a_long_error_is_one_line():
+    def talks(parameters):
+        raise ValueError("first\nsecond")
+
+    with pytest.raises(kway.UsageError) as caught:
+        make_optimizer(replace(job_of(net()), optimizer=talks), net())
+    assert str(caught.value).splitlines()[-1] == "the optimizer raised ValueError: first"
+    assert "second" in str(caught.value)
+
+
 def test_a_factory_of_several_optimizers_is_told_how_two_are_trained():
     both = lambda parameters: [torch.optim.SGD(parameters, lr=0.1)] * 2  # noqa: E731
     with pytest.raises(kway.UsageError, match=r"is a list: .*; for two optimizers .* two jobs"):

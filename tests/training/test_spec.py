@@ -35,9 +35,18 @@ def test_when_it_is_time():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"epochs": 0}, {"steps": -1}, {"log_every": 0}, {"epochs": 1.5}, {"steps": True}, {"patience": 0}]
-    # What has a default other than None is not left out by None.
-    + [{"epochs": None}, {"log_every": None}, {"patience": None}],
+    [
+        {"epochs": 0},
+        {"steps": -1},
+        {"log_every": 0},
+        {"epochs": 1.5},
+        {"steps": True},
+        {"patience": 0},
+        # What has a default other than None is not left out by None.
+        {"epochs": None},
+        {"log_every": None},
+        {"patience": None},
+    ],
 )
 def test_counts_that_cannot_work(wrong):
     (name,) = wrong

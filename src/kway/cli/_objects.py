@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kway.errors import UsageError, line_of
+from kway.errors import UsageError, one_line, text_of
 from kway.job import Job
 from kway.launch.interrupt import EndedBySignal
 
@@ -108,6 +108,5 @@ def _from_package(what: str, place: str) -> ModuleType:
 
 
 def _failed(what: str, place: str, error: BaseException) -> UsageError:
-    return UsageError(
-        f"{traceback.format_exc()}\n{what}: importing {place} raised {line_of(error)}",
-    )
+    said = f"{type(error).__name__}: {one_line(text_of(error))}"
+    return UsageError(f"{traceback.format_exc()}\n{what}: importing {place} raised {said}")

@@ -206,8 +206,8 @@ class Session:
     def save(self, folder: Path | str) -> Path:
         """Write ``weights.safetensors`` into ``folder``, made where it is missing; return the file's path.
 
-        With ``Job.ema`` the averaged weights go beside it, into ``ema.safetensors``. Raises ``UsageError`` for what is no
-        folder, or cannot be written.
+        With ``Job.ema`` the averaged weights go beside it, into ``ema.safetensors``. Raises ``UsageError`` for what is
+        no folder, or cannot be written.
         """
         with self._status.doing("save"):
             return self._save(folder_of(folder) / "weights.safetensors")

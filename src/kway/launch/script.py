@@ -41,10 +41,11 @@ def launch(
     Returns when all ranks have left with exit code 0. A rank may come to the script's end, or to ``sys.exit(0)``,
     early as long as the others do not fail without it; one that leaves by ``os._exit(0)`` has failed,
     unless all do. A rank whose output cannot be flushed at the end leaves with Python's exit code for that, 120: a
-    failure, but never in place of another rank's. One device is one rank without rank variables, so that the script may start ranks of
-    its own. ``logs``: an existing folder for ``rank-N.log``. Raises ``UsageError`` for a script that is not
-    there, and ``RankError`` for the first rank in time that failed; with ``stall_timeout``, ``StallError`` for a
-    rank that the others wait for and that makes no progress for so long. All ranks are gone then.
+    failure, but never in place of another rank's. One device is one rank without rank variables, so that the script
+    may start ranks of its own. ``logs``: an existing folder for ``rank-N.log``.
+    Raises ``UsageError`` for a script that is not there, and ``RankError`` for the first rank in time that failed; with
+    ``stall_timeout``, ``StallError`` for a rank that the others wait for and that makes no progress for so long. All
+    ranks are gone then.
     """
     check(target, module)
     size = len(devices)

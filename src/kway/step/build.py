@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from kway.errors import UsageError, line_of
+from kway.errors import UsageError, one_line, text_of
 from kway.job import Job
 from kway.launch.interrupt import EndedBySignal
 from kway.launch.temporary import check_temporary
@@ -55,7 +55,7 @@ def called(what: str, function: Any, *args: Any, do: str = "") -> Any:
         raise
     # Code that exits would end the command with its own exit code, in silence.
     except (Exception, SystemExit) as error:
-        got = f"{what} raised {line_of(error)}"
+        got = f"{what} raised {type(error).__name__}: {one_line(text_of(error))}"
         # The first frame is the one above, which says nothing to the user.
         inside = error.__traceback__.tb_next if error.__traceback__ is not None else None
         if inside is None:
@@ -116,7 +116,7 @@ def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
         raise UsageError(
             f"the optimizer is a {type(optimizer).__name__}",
             "it must make a torch.optim.Optimizer",
-            "for two optimizers (a GAN) make two jobs, one for each, in a loop of your own (docs/guide/your-own-loop.md)"
+            "for two optimizers (a GAN) make two jobs in a loop of your own: docs/guide/your-own-loop.md"
             if isinstance(optimizer, tuple | list | Mapping)
             else "pass partial(torch.optim.SGD, lr=0.1), say",
         )
