@@ -183,7 +183,12 @@ def summed(context, kind, limit, empty=-1):
             gradients(model, size * step + rank)
             early = 0
         numbers, late = reducer.reduce(torch.tensor([1.0 + rank]), counts)
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None], numbers.item(), late.item(), early
+    return (
+        [p.grad.clone() for p in model.parameters() if p.grad is not None],
+        numbers.item(),
+        late.item(),
+        early,
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -90,5 +90,5 @@ def test_what_is_sent_ahead_gives_the_same_steps(ranks, model, more, ahead, size
             torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
     sent = [count for _, counts in found for count in counts]
     assert any(sent) == ahead
-    # A first step has made nothing that could send; the last batch leaves ranks without samples, which send nothing ahead.
+    # Before the first step there is nothing that could send; of the last batch some ranks have no sample to send of.
     assert all(counts[0] == 0 for _, counts in found)

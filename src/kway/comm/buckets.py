@@ -61,7 +61,7 @@ def cut(pieces: Sequence[Piece], widths: Sequence[int], tail: int, limit: int, l
 class Buckets(ABC):
     """Reduces the gradients of ``flat`` over ``group``, bucket by bucket and in the same order on all ranks.
 
-    ``group`` has a trace of its own: when a bucket is sent depends on the rank. The last number of ``flat`` is this
+    ``group`` has no trace: when a bucket is sent depends on the rank. The last number of ``flat`` is this
     class's own: 0, or NaN where on any rank a gradient changed after its bucket was sent, as those of a parameter that
     reentrant checkpoints reach twice. In the first WATCHED_STEPS steps such gradients are reduced again, and from then
     on all are sent after backward. Later, to know in time would cost a wait in every step: the rank where it happens

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from kway.comm.trace import Trace
+from kway.comm.trace import Trace, Untraced
 
 # The collective was renamed in torch 2.13; the old name warns there, the new one does not exist before.
 _gather_flat: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -73,8 +73,8 @@ class Group:
         self.trace = Trace() if trace is None else trace
 
     def apart(self) -> "Group":
-        """Return the same group with a trace of its own: for collectives that ranks start at different times."""
-        return Group(self.rank, self.size, self.handle, self.ranks, waiting=self.waiting)
+        """Return the same group without a trace: for collectives that ranks start at different times."""
+        return Group(self.rank, self.size, self.handle, self.ranks, Untraced(), self.waiting)
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum ``tensor`` over the ranks in place and return it. Equal bits on all ranks."""

@@ -40,7 +40,8 @@ _KINDS = {name: code for code, name in enumerate(COLLECTIVES)}
 # Number of the writing, step, collectives begun, time of the last sign, phase, inside a collective, which one, number
 # again.
 _LINE = struct.Struct("=QqQdBBB5xQ")
-_CALLS, _CALLS_AT = struct.Struct("=Q"), 16
+_CALLS_AT = 16
+_write_line, _write_calls, _now = _LINE.pack_into, struct.Struct("=Q").pack_into, time.monotonic
 # A cache line each: ranks do not disturb each other.
 _STRIDE = 64
 _TRIES = 100
@@ -98,7 +99,20 @@ class Status:
         self._code = _CODES[phase]
         if step is not None:
             self._step = step
-        self._write(time.monotonic())
+        # As _write, without a call: this is done around every step.
+        self._turn = turn = self._turn + 1
+        _write_line(
+            self._memory,
+            self._place,
+            turn,
+            self._step,
+            self._calls,
+            _now(),
+            self._code,
+            self._inside,
+            self._kind,
+            turn,
+        )
 
     def beat(self) -> None:
         """Give a sign of life: something got done, though the phase goes on."""
@@ -124,9 +138,8 @@ class Status:
         return _read(self._memory, self.rank)
 
     def _write(self, now: float) -> None:
-        self._turn += 1
-        turn = self._turn
-        _LINE.pack_into(
+        self._turn = turn = self._turn + 1
+        _write_line(
             self._memory,
             self._place,
             turn,
@@ -142,7 +155,7 @@ class Status:
     def _begin(self) -> None:
         self._calls += 1
         # One aligned number, which a reader sees before or after: the line need not be written anew for it.
-        _CALLS.pack_into(self._memory, self._place + _CALLS_AT, self._calls)
+        _write_calls(self._memory, self._place + _CALLS_AT, self._calls)
 
     def _enter(self) -> float:
         self._calls += 1

@@ -159,7 +159,7 @@ class StepCore(ABC):
         Return whether the model has other parameters than at the last step, or the loss was changed. Raises
         ``UsageError`` and ``RefusedError``.
         """
-        self.signs.begin(self.asked, share.epoch, share.step)
+        self.signs.begin(self.asked)
         self.follow_loss()
         changed, self._other_loss = self._other_loss, False
         return self.check_parameters() or changed

@@ -20,7 +20,7 @@ class Signs:
     """
 
     def __init__(self, group: Group, telling: Telling) -> None:
-        self._group, self.telling = group, telling
+        self._group, self.telling, self._each = group, telling, telling.each
         self._between, self._asked = 1, 0
         self._steps, self._told_after, self._tells = 0, 0, True
         # For recorded steps, which read there what changes: the fingerprint and the wish.
@@ -28,22 +28,28 @@ class Signs:
         self._cells: Tensor | None = None
         self._told = (0, 0)
 
-    def begin(self, asked: int, epoch: int, step: int) -> None:
-        """Begin step ``step`` of ``epoch``. ``asked``: a small whole number for all other ranks."""
+    def begin(self, asked: int) -> None:
+        """Begin a step. ``asked``: a small whole number for all other ranks."""
         self._asked = asked
-        if self.telling.each:
+        if self._each:
             self._between = self._group.trace.take()
         else:
             self._steps += 1
-            self._tells = self.telling.due(self._steps, epoch, step)
+            self._tells = self.telling.due(self._steps)
 
     def write(self, fingerprint: Tensor, asked: Tensor) -> int | None:
         """Write this rank's fingerprint and wish into two scalar tensors that are 0.
 
         Return the fingerprint, or ``None`` in a step that does not tell it.
         """
-        if not self.telling.each:
-            return self._write_seldom(fingerprint, asked)
+        if not self._each:
+            if self._asked:
+                asked.fill_(self._asked)
+            if not self._tells:
+                return None
+            so_far = self._so_far()
+            fingerprint.fill_(so_far)
+            return so_far
         self.own = self._group.trace.take()
         if _get_current_dispatch_mode() is None:
             return self._write(fingerprint, asked)
@@ -66,21 +72,12 @@ class Signs:
             asked.fill_(self._asked)
         return self.own + self._between
 
-    def _write_seldom(self, fingerprint: Tensor, asked: Tensor) -> int | None:
-        if self._asked:
-            asked.fill_(self._asked)
-        if not self._tells:
-            return None
-        so_far = self._so_far()
-        fingerprint.fill_(so_far)
-        return so_far
-
     def untold(self, again: bool = False) -> int | None:
         """Return the fingerprint of all steps so far, ``None`` where all of them were told of.
 
         It counts as told from now on. ``again``: also where the last step told it already.
         """
-        if self.telling.each or (self._told_after == self._steps and not again):
+        if self._each or (self._told_after == self._steps and not again):
             return None
         return self._so_far()
 

@@ -9,7 +9,7 @@ import torch
 SELDOM = 32
 
 
-def _never(epoch: int, step: int) -> bool:
+def _never() -> bool:
     return False
 
 
@@ -17,20 +17,20 @@ def _never(epoch: int, step: int) -> bool:
 class Telling:
     """In which steps a fingerprint travels with the gradients (``kway.step.signs``). The same on all ranks.
 
-    ``every``: in one of so many steps; ``also``: whether in step ``step`` of ``epoch`` (both from 0) in any case.
+    ``every``: in one of so many steps; ``also``: whether in the step that begins in any case.
     """
 
     every: int = 1
-    also: Callable[[int, int], bool] = _never
+    also: Callable[[], bool] = _never
 
     @property
     def each(self) -> bool:
         """Whether every step tells."""
         return self.every == 1
 
-    def due(self, taken: int, epoch: int, step: int) -> bool:
-        """Whether a step tells, number ``taken`` (from 1) of those that this rank takes."""
-        return taken % self.every == 0 or self.also(epoch, step)
+    def due(self, taken: int) -> bool:
+        """Whether the step that begins tells, number ``taken`` (from 1) of those that this rank takes."""
+        return not taken % self.every or self.also()
 
 
 # For a loop after whose steps anything may come.

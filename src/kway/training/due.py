@@ -7,21 +7,19 @@ from kway.training.spec import TrainSpec
 
 
 class Due(NamedTuple):
-    """What follows a step. ``ends``: the run has then taken all its steps; ``ends_epoch``: so has the epoch."""
+    """What follows a step. ``ends``: the run has then taken all its steps; ``ends_epoch``: so has the epoch.
+    ``looks``: all there is to know is looked at then.
+    """
 
-    logs: bool
-    validates: bool
-    saves: bool
-    ends_epoch: bool
-    ends: bool
-
-    @property
-    def looks(self) -> bool:
-        """Whether all there is to know is looked at then."""
-        return self.validates or self.saves or self.ends_epoch or self.ends
+    logs: bool = False
+    validates: bool = False
+    saves: bool = False
+    ends_epoch: bool = False
+    ends: bool = False
+    looks: bool = False
 
 
-_NOTHING = Due(False, False, False, False, False)
+NOTHING = Due()
 
 
 class Agenda:
@@ -50,10 +48,10 @@ class Agenda:
         saves = self._saves_each and steps % self._saves_each == 0
         ends_epoch = step + 1 == self._steps_of(epoch)
         if not (logs or validates or saves or ends_epoch):
-            return _NOTHING
-        return Due(
-            logs, bool(validates), bool(saves), ends_epoch, full or (ends_epoch and self.is_last(epoch))
-        )
+            return NOTHING
+        ends = full or (ends_epoch and self.is_last(epoch))
+        looks = bool(validates or saves or ends_epoch or ends)
+        return Due(logs, bool(validates), bool(saves), ends_epoch, ends, looks)
 
     def validates_after(self, epoch: int, steps: int) -> bool:
         """Whether a validation is due after ``epoch``, with which the run has taken ``steps`` steps."""

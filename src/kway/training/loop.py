@@ -24,7 +24,7 @@ from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
 from kway.training.best import bring_best
 from kway.training.clock import StepClock
-from kway.training.due import Agenda
+from kway.training.due import NOTHING, Agenda
 from kway.training.facts import check_options, check_within, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
@@ -82,6 +82,8 @@ class Loop:
         train, held = training_parts(job)
         self.noted = noted_of(job, self.model, held, spec)
         records = kind_of(plan.step_kind).records
+        # What follows the step about to be taken.
+        self.due = NOTHING
         told_every = self.told_every or seldom_where_it_costs(torch.device(self.world.device), records)
         self.engine = Engine(
             job,
@@ -190,6 +192,7 @@ class Loop:
         for share in self.clock.waited(shares, self.steps):
             wishes = self._wishes()
             self.engine.ask(wishes)
+            self.due = self.agenda.after_step(epoch, share.step, self.steps + 1)
             outcome = self.engine.step(share, self.steps, course.tally)
             self.engine.warn()
             if self.unsaid:
@@ -201,7 +204,7 @@ class Loop:
             self.steps += 1
             course.step, course.taken = share.step + 1, course.taken + 1
             course.samples += share.total
-            due = self.agenda.after_step(epoch, share.step, self.steps)
+            due = self.due
             if due.logs:
                 self._log(epoch, share.step, course.samples, course.seconds + time.perf_counter() - since)
             asked = self.requests.after(outcome, wishes)
@@ -292,9 +295,9 @@ class Loop:
             self.validation.load(run["validation"], self.engine.mesh.world.objects(there)[0])
         return self.steps
 
-    def _looks_after(self, epoch: int, step: int) -> bool:
-        """Whether all there is to know is looked at after the step about to be taken, number ``step`` of ``epoch``."""
-        return self.agenda.after_step(epoch, step, self.steps + 1).looks
+    def _looks_after(self) -> bool:
+        """Whether all there is to know is looked at after the step about to be taken."""
+        return self.due.looks
 
     def _is_over(self) -> bool:
         """Whether the run ends with the step just taken, whatever is left of its epochs."""
