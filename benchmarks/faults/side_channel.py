@@ -37,6 +37,7 @@ PARTS: dict[str, list[tuple[type, str]]] = {
     "own work": [(OwnWork, "begin"), (OwnWork, "end")],
     "fingerprint": [
         (Trace, "note"),
+        (Trace, "add"),
         (Signs, "begin"),
         (Signs, "write"),
         (Signs, "tell"),

@@ -38,7 +38,7 @@ class GradientReducer:
         self.buckets = BucketedSum(self.flat, group.apart(), limit)
         self.sparse = SparseReducer(sparse, group)
         vectors = self.flat.vectors
-        self._lengths = (tuple(map(len, vectors)), tuple(vector.dtype for vector in vectors))
+        self._text = f"gradients{[(len(vector), vector.dtype) for vector in vectors]}".encode()
 
     def sending(self) -> AbstractContextManager[None]:
         """Send what is complete while the last gradients of this rank are computed inside, ahead of ``reduce``.
@@ -54,7 +54,7 @@ class GradientReducer:
         ``counts=False``: this rank holds no sample. Afterwards every gradient is equal on all ranks, and ``None``
         where no rank had one; dense ones are views into flat vectors. Raises ``RefusedError`` as ``Buckets.finish``.
         """
-        self.group.trace.note("gradients", *self._lengths)
+        self.group.trace.add(self._text)
         complete = self.buckets.finish(torch.nn.functional.pad(scalars, (0, 1)), counts)
         self.flat.hand_out(complete)
         self.sparse.reduce(counts)

@@ -29,6 +29,10 @@ class Trace:
             text = f"{name}{shape}{dtype}".encode()
             if dtype is not None and len(self._known) < _MOST_KNOWN:
                 self._known[call] = text
+        self.add(text)
+
+    def add(self, text: bytes) -> None:
+        """Take note of what is done in every step, and written down once."""
         self.left = zlib.crc32(text, self.left)
 
     def take(self) -> int:
@@ -41,4 +45,7 @@ class Untraced(Trace):
     """Takes no note: of collectives that ranks start at different times the order tells nothing."""
 
     def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None) -> None:
+        """Take no note."""
+
+    def add(self, text: bytes) -> None:
         """Take no note."""
