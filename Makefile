@@ -24,6 +24,7 @@ demo: $(READY)
 	@$(BIN)/python scripts/demo.py
 
 test: $(READY)
+	@$(BIN)/python -m compileall -q src
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(READY)

@@ -234,3 +234,12 @@ def test_the_start_is_fast(words, bar):
             subprocess.run(arguments, check=True, capture_output=True, timeout=60)
             times[name].append(time.perf_counter() - start)
     assert statistics.median(times["command"]) < bar * statistics.median(times["empty"])
+
+
+def test_a_command_leaves_without_a_look_at_all_objects():
+    code = (
+        "import sys, gc; sys.argv = ['kway', '--version']; from kway.cli.main import main; main(); "
+        "print(gc.get_freeze_count() > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "True"

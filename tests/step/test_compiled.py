@@ -57,7 +57,7 @@ def test_a_model_that_cannot_be_compiled_is_named_with_what_helps():
     def fail(*_):
         raise BackendCompilerFailed(fail, ValueError("no such loop"), None)
 
-    core = SimpleNamespace(model=nn.Linear(1, 1))
+    core = SimpleNamespace(model=nn.Linear(1, 1), kept=None)
     step = CompiledStep(core, SimpleNamespace(kind="eager", notices=[], run=fail))
     with pytest.raises(
         kway.KwayError, match="cannot compile the model: ValueError: no such loop; use a step kind"

@@ -7,6 +7,7 @@ inside ``run``, so that the start stays fast.
 
 import argparse
 import contextlib
+import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -54,7 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         open_missing()
         cleared_quietly()
     with screens() as screen, signals_raise():
-        return _run(list(sys.argv[1:] if argv is None else argv), screen, leaves=argv is None)
+        code = _run(list(sys.argv[1:] if argv is None else argv), screen, leaves=argv is None)
+    if argv is None:
+        # At its end Python looks for cycles among all objects. Torch's are a million, and go with the process.
+        gc.freeze()
+    return code
 
 
 def _run(words: list[str], screen: Screen, leaves: bool) -> int:

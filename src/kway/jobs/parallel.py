@@ -27,7 +27,7 @@ from kway.launch.status import STEP, Status
 from kway.step.build import build
 from kway.step.core import Outcome
 from kway.step.kinds import DEFAULT_KIND
-from kway.step.seeds import has_drawn, preserved
+from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
 from kway.training.facts import check_options, check_within, facts_of, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
@@ -141,7 +141,7 @@ class Session:
         self._status.at("own code")
         self.engine.warn()
         if self._unsaid:
-            for line in self._unsaid if has_drawn(self.engine.device) else []:
+            for line in self._unsaid if self.engine.drew else []:
                 self.print(f"kway: {line}", file=sys.stderr)
             self._unsaid = []
         self._notice()

@@ -12,7 +12,9 @@ Piece = tuple[Any, Any]
 
 
 def alike(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield ``pieces``. Raises ``UsageError`` at the first whose outputs have other shapes a sample than before."""
+    """Yield ``pieces``. Raises ``UsageError`` at the first whose outputs are no rows of its samples, or have another
+    shape a sample than before.
+    """
     first: dict[str, tuple[int, ...]] | None = None
     for indices, output in pieces:
         found = dict(_shapes(output))
@@ -23,6 +25,11 @@ def alike(pieces: Iterable[Piece]) -> Iterator[Piece]:
                 "every batch must give the same outputs",
             )
         for name, shape in found.items():
+            if not shape or shape[0] != len(indices):
+                raise UsageError(
+                    f"{name} has shape {shape} for {len(indices)} samples",
+                    "the first dimension must be the samples",
+                )
             if shape[1:] != first[name][1:]:
                 raise UsageError(
                     f"{name} has shape {first[name]} for one batch, {shape} for another",
@@ -36,7 +43,7 @@ def merged(pieces: list[Piece]) -> Any:
     """Return one output of the structure of each, on all samples. Raises ``UsageError`` where there is none."""
     order = torch.argsort(torch.cat([torch.as_tensor(indices) for indices, _ in pieces]))
     outputs = [output for _, output in alike(pieces)]
-    return _merged(outputs, order, [len(indices) for indices, _ in pieces])
+    return _merged(outputs, order)
 
 
 def _shapes(output: Any, name: str = "the output") -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -55,19 +62,14 @@ def _names(shapes: Mapping[str, Any]) -> str:
     return ", ".join(shapes) or "no tensor"
 
 
-def _merged(pieces: list[Any], order: torch.Tensor, lengths: list[int]) -> Any:
+def _merged(pieces: list[Any], order: torch.Tensor) -> Any:
     first = pieces[0]
     if isinstance(first, torch.Tensor):
-        if any(piece.dim() == 0 or len(piece) != n for piece, n in zip(pieces, lengths, strict=True)):
-            raise UsageError(
-                f"a prediction of shape {tuple(first.shape)} for {lengths[0]} samples",
-                "the first dimension must be the samples",
-            )
         return torch.cat(pieces)[order]
     if isinstance(first, Mapping):
-        return {key: _merged([piece[key] for piece in pieces], order, lengths) for key in first}
+        return {key: _merged([piece[key] for piece in pieces], order) for key in first}
     if isinstance(first, tuple | list):
-        columns = [_merged([piece[at] for piece in pieces], order, lengths) for at in range(len(first))]
+        columns = [_merged([piece[at] for piece in pieces], order) for at in range(len(first))]
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     if first is None:
         return None

@@ -104,7 +104,12 @@ def begin_training(model: nn.Module) -> nn.Module:
     """Set a model to training and return it. Layers that its factory has set to evaluation in a model that trains
     (``model.norm.eval()``: frozen statistics) stay so; a model that came in evaluation as a whole trains as a whole.
     """
-    return model if model.training else model.train()
+    kept = [module for module in model.modules() if not module.training] if model.training else []
+    # In any case: a layer may have a way of its own to begin.
+    model.train()
+    for module in kept:
+        module.training = False
+    return model
 
 
 def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:

@@ -25,7 +25,7 @@ from kway.step.penalty import one_number
 from kway.step.precision import precision_of
 from kway.step.presence import Presence
 from kway.step.roster import Roster
-from kway.step.seeds import UPDATE, Draws, Keyed
+from kway.step.seeds import UPDATE, Draws, Keyed, has_drawn
 from kway.step.signs import Signs
 from kway.step.tally import Tally
 from kway.step.telling import Telling
@@ -137,6 +137,8 @@ class StepCore(ABC):
         self.average = MovingAverage(model, job.ema) if job.ema is not None else None
         # A small whole number that this rank tells all others with the gradients of the next step.
         self.asked = 0
+        # Whether computing the gradients of the first step drew random numbers.
+        self.drew: bool | None = None
         self.group, self.signs = group, Signs(group, telling)
         self._stepped, self._other_loss = True, False
         self._roster, self._built = Roster(model), names_of(model)
@@ -148,7 +150,7 @@ class StepCore(ABC):
         self.prepare(share)
         draws = Keyed(self.keys(share, step), self.device)
         outcome = self.gradients(share, draws, tally)
-        draws.at(UPDATE)
+        self.begin_update(draws)
         penalty = self.update()
         self.advance()
         return outcome if penalty is None else outcome.plus(penalty)
@@ -175,6 +177,12 @@ class StepCore(ABC):
         of which each holds a copy.
         """
         return [*self.seeds(share, step), key(self.job.seed, "update", step)]
+
+    def begin_update(self, draws: Draws) -> None:
+        """Draw from now on what all ranks draw alike. Before that, in the first step, see whether this one drew."""
+        if self.drew is None:
+            self.drew = has_drawn(self.device)
+        draws.at(UPDATE)
 
     @abstractmethod
     def seeds(self, share: Share, step: int) -> list[int]:

@@ -18,7 +18,7 @@ from kway.step.fixed import FixedInputs, UnsuitedError, form_of
 from kway.step.observe import Attributes, HostState, NoLog, OperationLog, Watched, waits
 from kway.step.rates import Rates
 from kway.step.recorder import CudaRecorder, Recorder, Recording
-from kway.step.seeds import UPDATE, Draws, Keyed
+from kway.step.seeds import Draws, Keyed
 from kway.step.tally import Tally
 
 Tensor = torch.Tensor
@@ -170,7 +170,7 @@ class GraphedStep:
         with looking:
             outcome, penalty = self._work(share, draws, tally)
         if self._outside:
-            draws.at(UPDATE)
+            core.begin_update(draws)
             penalty = core.update()
         core.advance()
         return outcome if penalty is None else outcome.plus(penalty)
@@ -180,7 +180,7 @@ class GraphedStep:
         outcome = self.core.gradients(share, draws, tally)
         if self._outside:
             return outcome, None
-        draws.at(UPDATE)
+        self.core.begin_update(draws)
         with self._rates.on_device():
             return outcome, self.core.update()
 
@@ -274,7 +274,7 @@ class GraphedStep:
             tally.merge(made.tally)
         outcome = made.outcome.unpacked(made.packed.clone())
         if self._outside:
-            Keyed(keys, core.device).at(UPDATE)
+            core.begin_update(Keyed(keys, core.device))
             penalty = core.update()
             self._last = None
             outcome = outcome if penalty is None else outcome.plus(penalty)

@@ -104,6 +104,11 @@ class Engine:
         self._step.asked = wishes
 
     @property
+    def drew(self) -> bool:
+        """Whether this rank's first step drew random numbers for its gradients; ``False`` before it."""
+        return bool(self._step.drew)
+
+    @property
     def holds_within(self) -> dict[str, Any] | None:
         """Within what equal bits of this engine hold: see ``bits_hold_within``. ``None`` at other levels."""
         if self.level != "bits":

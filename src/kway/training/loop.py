@@ -18,7 +18,6 @@ from kway.launch.status import Status
 from kway.records import Training
 from kway.step.core import waits_for_figure
 from kway.step.kinds import kind_of
-from kway.step.seeds import has_drawn
 from kway.step.tally import Tally, mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
@@ -197,7 +196,7 @@ class Loop:
             self.engine.warn()
             if self.unsaid:
                 # Only a model that draws: the step shows it.
-                self.notices += self.unsaid if has_drawn(self.engine.device) else []
+                self.notices += self.unsaid if self.engine.drew else []
                 self.unsaid = []
             self.clock.step(share.count)
             self.watch.add(epoch + 1, share.step + 1, outcome)
