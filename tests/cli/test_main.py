@@ -241,5 +241,7 @@ def test_a_command_leaves_without_a_look_at_all_objects():
         "import sys, gc; sys.argv = ['kway', '--version']; from kway.cli.main import main; main(); "
         "print(gc.get_freeze_count() > 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.splitlines()[-1] == "True"
