@@ -1,9 +1,10 @@
-"""The seed's ResNet-18 in plain torch, accuracy after every epoch: is what kway ends at what the recipe gives?
+"""The seeds' models in plain torch, accuracy after every epoch: is what kway ends at what the recipe gives?
 
-    torchrun --nproc-per-node K plain.py --data DIR [--batch B] [--lr R] [--seeds 0,1,2]
+    torchrun --nproc-per-node K plain.py --data DIR [--model M] [--batch B] [--lr R] [--seeds 0,1,2]
 
 Plain ``DistributedDataParallel``, statistics of each GPU, data on the GPU, no partial batch dropped. On one GPU
-with ``--batch 1024 --lr 0.4`` it is the same work as four GPUs at level ``math``.
+with ``--batch 1024 --lr 0.4`` ResNet-18 is the same work as four GPUs at level ``math``. LeNet, on one GPU with lr 0.2,
+runs without TF32 as kway's.
 """
 
 import argparse
@@ -45,6 +46,10 @@ def accuracy(model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> f
     return right / len(images)
 
 
+def _rate(options: argparse.Namespace, size: int) -> float:
+    return float(options.lr or (0.2 if options.model == "lenet" else 0.1 * size))
+
+
 def train(
     options: argparse.Namespace, seed: int, data: list[torch.Tensor], device: torch.device
 ) -> list[float]:
@@ -54,9 +59,9 @@ def train(
     rank, size = dist.get_rank(), dist.get_world_size()
     images, classes, held, answers = data
     torch.manual_seed(seed)
-    model = get("resnet18")((1, 28, 28), 10).to(device)
+    model = get(options.model)((1, 28, 28), 10).to(device)
     wrapped = nn.parallel.DistributedDataParallel(model) if size > 1 else model
-    optimizer = torch.optim.SGD(wrapped.parameters(), options.lr or 0.1 * size)
+    optimizer = torch.optim.SGD(wrapped.parameters(), _rate(options, size))
     generator, loss, found = torch.Generator().manual_seed(seed), nn.CrossEntropyLoss(), []
     for _ in range(options.epochs):
         order = torch.randperm(len(images), generator=generator).to(device)
@@ -73,6 +78,7 @@ def main() -> int:
     """Train once for each seed; rank 0 prints a row each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--model", choices=["lenet", "resnet18"], default="resnet18")
     parser.add_argument("--batch", type=int, default=256, help="samples a GPU")
     parser.add_argument("--lr", type=float, help="default 0.1 times the number of GPUs")
     parser.add_argument("--seeds", default="0,1,2")
@@ -84,14 +90,15 @@ def main() -> int:
     device = torch.device("cpu") if options.cpu else torch.device("cuda", local)
     if not options.cpu:
         torch.cuda.set_device(device)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        tf32 = options.model == "resnet18"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     data = tensors(options, device)
     for seed in map(int, options.seeds.split(",")):
         found = train(options, seed, data, device)
         if dist.get_rank() == 0:
             size = dist.get_world_size()
-            rate = options.lr or 0.1 * size
-            print(json.dumps({"kind": "plain", "model": "resnet18", "gpus": size, "seed": seed,
+            rate = _rate(options, size)
+            print(json.dumps({"kind": "plain", "model": options.model, "gpus": size, "seed": seed,
                               "batch": options.batch * size, "lr": rate, "accuracy": found}), flush=True)  # fmt: skip
     dist.destroy_process_group()
     return 0
