@@ -266,8 +266,9 @@ def test_a_task_past_its_limit_is_ended_and_named(leftovers):
             pass
 
     ranks = Ranks(["cpu"] * 2, group=False)
-    with pytest.raises(KwayError, match=r"no end of rank 1 after 0.5 s"):
-        ranks.run(hang, limit=timedelta(seconds=0.5))
+    ranks.run(place)  # so that the limit holds no start
+    with pytest.raises(KwayError, match=r"no end of rank 1 after 1\.5 s"):
+        ranks.run(hang, limit=timedelta(seconds=1.5))
     assert not ranks.alive
 
 
