@@ -128,6 +128,122 @@ def test_a_loss_that_a_loop_changes_counts_as_it_is(ranks, size, loss, change):
     assert not torch.allclose(found[1][0], fixed[1][0], atol=1e-5)
 
 
+class Centred(nn.Module):
+    """A loss that moves a centre of its own, with a temperature that a loop changes, by any of its ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature, self.scales = 1.0, [1.0]
+        self.register_buffer("centre", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+
+    def forward(self, output, target):
+        losses = nn.functional.cross_entropy(
+            (output - self.centre) / self.temperature, target, reduction="none"
+        )
+        self.centre = 0.9 * self.centre + 0.1 * output.detach().mean(0)
+        return losses * self.scale * self.scales[0]
+
+
+def cooler(loss, epoch):
+    loss.temperature = 1.0 - 0.3 * epoch
+
+
+def in_a_list(loss, epoch):
+    loss.scales[0] = 1.0 + epoch
+
+
+def twice_anew(loss, epoch):
+    loss.scale = torch.full((1,), 5.0, dtype=torch.float64)
+    loss.scale = loss.scale * (1.0 + epoch)
+
+
+@pytest.mark.parametrize("change", [cooler, in_a_list, twice_anew])
+def test_what_a_loss_has_moved_by_itself_stays_when_a_loop_changes_it(ranks, change):
+    ((_, found),) = ranks.run(annealed, Centred(), change, size=1)
+    loss = Centred()
+    weight, bias = ranks.run(stepped_at_first, size=1)[0]
+    weight.requires_grad_()
+    bias.requires_grad_()
+    for epoch in range(2):
+        change(loss, epoch)
+        for x, y in ranks.run(batches_of, epoch, size=1)[0]:
+            mean = loss(x @ weight.T + bias, y).mean()
+            for parameter, gradient in zip(
+                (weight, bias), torch.autograd.grad(mean, (weight, bias)), strict=True
+            ):
+                parameter.data.sub_(gradient, alpha=0.1)
+    torch.testing.assert_close(found, [weight.detach(), bias.detach()], rtol=0, atol=1e-12)
+
+
+def stepped_at_first(context):
+    with kway.parallel(job_of(), strategy="data") as p:
+        return [parameter.detach().clone() for parameter in p.model.parameters()]
+
+
+def batches_of(context, epoch):
+    with kway.parallel(job_of(), strategy="data") as p:
+        return [(X[batch.indices], Y[batch.indices]) for batch in p.batches(epoch)]
+
+
+class Merged(nn.Module):
+    """Adds what it trains to a fixed weight in evaluation, and takes it out again by its own way to train."""
+
+    def __init__(self):
+        super().__init__()
+        self.fixed = nn.Linear(5, 3)
+        self.fixed.requires_grad_(False)
+        self.more, self.merged = nn.Parameter(torch.zeros(3, 5)), False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.merged == mode:
+            self.fixed.weight.data.add_(self.more.data, alpha=-1.0 if mode else 1.0)
+            self.merged = not mode
+        return self
+
+    def forward(self, x):
+        return self.fixed(x) if self.merged else self.fixed(x) + x @ self.more.T
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_validation_changes_nothing_for_layers_with_a_way_of_their_own_to_train(trained, size):
+    job = job_of(model=Merged, validation=(X, Y))
+    found = trained(job, size, epochs=3)
+    plain = trained(job_of(model=Merged), size, epochs=3)
+    torch.testing.assert_close(found.model.more, plain.model.more, rtol=0, atol=1e-13)
+    assert found.model.more.abs().max() > 1e-3
+
+
+class Unsure(nn.Module):
+    """Drops in evaluation, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.layer(nn.functional.dropout(x, 0.5, True))
+
+
+def test_at_bits_what_a_model_draws_in_evaluation_is_the_same_on_any_number_of_devices(trained):
+    job = job_of(model=Unsure, validation=(X[:11], Y[:11]))
+    runs = [trained(job, size, exactness="bits", shards=4, epochs=2) for size in (1, 2, 3)]
+    assert len({row["validation_loss"] for run in runs for row in run.record.epochs[1:]}) == 1
+    assert len({run.record.weights_sha256 for run in runs}) == 1
+
+
+def test_a_loop_may_draw_after_an_evaluation(ranks):
+    def noise(p):
+        p.evaluate()
+        with torch.no_grad():
+            p.model.layer.weight.add_(torch.randn_like(p.model.layer.weight), alpha=0.1)
+
+    job = job_of(model=Unsure, validation=(X[:5], Y[:5]))
+    first, *others = ranks.run(stepped, job, noise, size=3)
+    assert all(torch.equal(a, b) for weights in others for a, b in zip(weights, first, strict=True))
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_callback_that_changes_the_loss_changes_nothing_on_any_number_of_devices(trained, size):
     loss, plain = Weighted(), Weighted()

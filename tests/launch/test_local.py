@@ -266,7 +266,7 @@ def test_a_task_past_its_limit_is_ended_and_named(leftovers):
             pass
 
     ranks = Ranks(["cpu"] * 2, group=False)
-    ranks.run(place)  # so that the limit holds no start
+    ranks.run(lambda context: None)  # so that the limit holds no start
     with pytest.raises(KwayError, match=r"no end of rank 1 after 1\.5 s"):
         ranks.run(hang, limit=timedelta(seconds=1.5))
     assert not ranks.alive

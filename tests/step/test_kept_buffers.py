@@ -136,3 +136,37 @@ def test_what_listens_for_new_buffers_goes_with_its_model():
     assert len(torch_module._global_buffer_registration_hooks) == before + 1
     del kept
     assert len(torch_module._global_buffer_registration_hooks) == before
+
+
+class Grows(nn.Module):
+    """A table that grows with the longest input, and one that is assigned where there was nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.length, self.done = nn.Linear(6, 3), 2, False
+        self.register_buffer("table", torch.ones(2), persistent=False)
+        self.register_buffer("mask", None)
+
+    def forward(self, x):
+        if x.shape[1] > self.length:
+            self.length = x.shape[1]
+            self.register_buffer("table", torch.linspace(1, 2, self.length), persistent=False)
+        if not self.done:
+            self.mask, self.done = torch.ones(x.shape[1]), True
+        return self.layer(x * self.table * self.mask)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("more", "options"), [({"micro_batch": 2}, {}), ({}, {"exactness": "bits", "shards": 4})]
+)
+def test_a_table_that_grows_in_the_first_pass_stays_grown(ranks, size, more, options):
+    draw = torch.Generator().manual_seed(0)
+    job = kway.Job(
+        model=Grows, loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=8,
+        data=(torch.randn(24, 6, generator=draw), torch.randint(3, (24,), generator=draw)),
+    )  # fmt: skip
+    run = partial(kway.train, strategy="data", epochs=1, echo=False, ranks=ranks)
+    whole = run(job, devices="cpu:1").model.layer.weight
+    found = run(replace(job, **more), devices=f"cpu:{size}", **options).model.layer.weight
+    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)

@@ -16,6 +16,7 @@ from kway.jobs.arguments import check_job
 from kway.jobs.place import place
 from kway.jobs.predictions import Piece, alike, merged
 from kway.step.build import build, check_names, load_weights
+from kway.step.modes import modes_of, set_modes
 from kway.step.precision import cast, precision_of
 from kway.strategies.engine import Engine
 
@@ -135,7 +136,7 @@ def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -
 
 
 def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], use: Any) -> Any:
-    modes = {module: module.training for module in job.model.modules()}
+    modes = modes_of(job.model)
     size = parts.order.batch_size
     engine = Engine(job, job.model, layout, context.world, "math", size, status=context.status, trains=False)
     loader = engine.loader(parts)
@@ -146,5 +147,4 @@ def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], u
     finally:
         loader.close()
         engine.close()
-        for module, mode in modes.items():
-            module.training = mode
+        set_modes(modes)

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from kway.job import Job
-from kway.step.build import begin_training
 from kway.step.inputs import move, splitter
+from kway.step.modes import begin_training
 from kway.step.penalty import one_number
 from kway.step.precision import cast
 

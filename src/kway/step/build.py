@@ -100,18 +100,6 @@ def check_factory(what: str, function: Any) -> None:
         raise UsageError(f"{what} {_name(function)!r} cannot be called as it is", need, do)
 
 
-def begin_training(model: nn.Module) -> nn.Module:
-    """Set a model to training and return it. Layers that its factory has set to evaluation in a model that trains
-    (``model.norm.eval()``: frozen statistics) stay so; a model that came in evaluation as a whole trains as a whole.
-    """
-    kept = [module for module in model.modules() if not module.training] if model.training else []
-    # In any case: a layer may have a way of its own to begin.
-    model.train()
-    for module in kept:
-        module.training = False
-    return model
-
-
 def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     """Call the job's optimizer once. Raises ``UsageError`` with the user's traceback where that fails."""
     # Torch looks for one where its first optimizer is made, and the optimizer would be blamed.

@@ -93,7 +93,7 @@ class KeptBuffers:
         for place, (_, module) in enumerate(self._modules):
             for name, buffer in module._buffers.items():
                 key = (place, name)
-                known = self._before.get(key) or made.get(key)
+                known = made.get(key) or self._before.get(key)
                 if buffer is None or (known and _is(known, buffer)):
                     continue
                 after[key] = _copy(buffer)
@@ -162,7 +162,11 @@ def _listen(kept: KeptBuffers) -> None:
     own = weakref.ref(kept)
 
     def hook(module: nn.Module, name: str, value: Tensor | None) -> None:
-        if value is not None and name not in module._buffers and (found := own()) is not None:
+        held = module._buffers.get(name)
+        # One of another shape is new as well, such as a table that grows with the longest input.
+        if value is None or (held is not None and held.shape == value.shape):
+            return
+        if (found := own()) is not None:
             found.registered(module, name, value)
 
     weakref.finalize(kept, register_module_buffer_registration_hook(hook).remove)

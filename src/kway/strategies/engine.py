@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.launch.status import Status
-from kway.step.build import begin_training, load_tensors, make_optimizer
+from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
 from kway.step.deterministic import bits_hold_within
@@ -25,7 +25,9 @@ from kway.step.gradients import dense
 from kway.step.handed import load_state
 from kway.step.inputs import move
 from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
+from kway.step.modes import begin_training, modes_of, set_modes
 from kway.step.precision import cast, precision_of
+from kway.step.seeds import preserved, seed_generators
 from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
 from kway.step.telling import EACH_STEP, Telling
@@ -244,10 +246,13 @@ class Engine:
 
     def _forward(self, shares: Any, with_loss: bool = True) -> Any:
         """Run the model in evaluation mode over all micro-batches, on all ranks equally often."""
-        modes = {module: module.training for module in self.model.modules()}
+        modes = modes_of(self.model)
         self.model.eval()
         self._step.forget()
         self._step.follow_loss()
+        # What is drawn here is drawn by key, and not from what ranks draw alike between steps.
+        drawing = ExitStack()
+        drawing.enter_context(preserved(self.device))
         try:
             for share in shares:
                 self.status.beat()
@@ -258,7 +263,11 @@ class Engine:
                 kept = self._step.kept_over(share)
                 if kept is not None:
                     kept.begin()
+                # Beside those of steps, which count from 0: one a shard at level bits, else one a rank.
+                keys = self._step.seeds(share, -1 - share.step)
                 for place, (batch, count) in enumerate(share.micro):
+                    if place < len(keys):
+                        seed_generators(keys[place], self.device)
                     indices = share.indices[start : start + count]
                     start += count
                     if with_loss:
@@ -270,8 +279,8 @@ class Engine:
                 if kept is not None:
                     kept.end_of_step(self.part.batch_group, idle=False)
         finally:
-            for module, mode in modes.items():
-                module.training = mode
+            set_modes(modes)
+            drawing.close()
 
     def equalise(self) -> list[str]:
         """Bring buffers that differ between ranks to one value; return the names of those that did.

@@ -1,0 +1,28 @@
+"""Training and evaluation of a model's layers, some of which have a way of their own to change between the two."""
+
+from torch import nn
+
+
+def begin_training(model: nn.Module) -> nn.Module:
+    """Set a model to training and return it. Layers that its factory has set to evaluation in a model that trains
+    (``model.norm.eval()``: frozen statistics) stay so; a model that came in evaluation as a whole trains as a whole.
+    """
+    modes = modes_of(model) if model.training else {}
+    # In any case: a layer may have a way of its own to begin.
+    model.train()
+    set_modes(modes)
+    return model
+
+
+def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
+    """Return which modules are in training, those around others first."""
+    return {module: module.training for module in model.modules()}
+
+
+def set_modes(modes: dict[nn.Module, bool]) -> None:
+    """Bring modules back to their modes, by their own ``train``: it may do more than to note the mode."""
+    for module, mode in modes.items():
+        if module.training != mode:
+            module.train(mode)
+    for module, mode in modes.items():
+        module.training = mode
