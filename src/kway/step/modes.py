@@ -7,10 +7,10 @@ def begin_training(model: nn.Module) -> nn.Module:
     """Set a model to training and return it. Layers that its factory has set to evaluation in a model that trains
     (``model.norm.eval()``: frozen statistics) stay so; a model that came in evaluation as a whole trains as a whole.
     """
-    modes = modes_of(model) if model.training else {}
-    # In any case: a layer may have a way of its own to begin.
+    # Those in evaluation alone: the others may have a way of their own to begin, which takes them there now.
+    kept = {module: mode for module, mode in modes_of(model).items() if model.training and not mode}
     model.train()
-    set_modes(modes)
+    set_modes(kept)
     return model
 
 
