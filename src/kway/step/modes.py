@@ -1,5 +1,7 @@
 """Training and evaluation of a model's layers, some of which have a way of their own to change between the two."""
 
+from collections.abc import Mapping
+
 from torch import nn
 
 
@@ -19,7 +21,7 @@ def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
     return {module: module.training for module in model.modules()}
 
 
-def set_modes(modes: dict[nn.Module, bool]) -> None:
+def set_modes(modes: Mapping[nn.Module, bool]) -> None:
     """Bring modules back to their modes, by their own ``train``: it may do more than to note the mode."""
     for module, mode in modes.items():
         if module.training != mode:
