@@ -99,20 +99,7 @@ class Status:
         self._code = _CODES[phase]
         if step is not None:
             self._step = step
-        # As _write, without a call: this is done around every step.
-        self._turn = turn = self._turn + 1
-        _write_line(
-            self._memory,
-            self._place,
-            turn,
-            self._step,
-            self._calls,
-            _now(),
-            self._code,
-            self._inside,
-            self._kind,
-            turn,
-        )
+        self._write(_now())
 
     def beat(self) -> None:
         """Give a sign of life: something got done, though the phase goes on."""
