@@ -5,10 +5,10 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from kway.errors import KwayError, RankError, line_of, text_of
+from kway.launch.own_frames import without_own_frames
 from kway.worker_deaths import death, shared_memory, too_little_shared_memory
 
 # What the survivors of a dead peer report: true, but never the cause.
@@ -25,9 +25,6 @@ _CONSEQUENCES = (
     "ncclremoteerror",
     "timed out waiting",
 )
-_OWN_FRAMES = {str(Path(__file__).with_name(name)) for name in ("worker.py", "script_rank.py")} | {
-    "<frozen runpy>"
-}
 _CONSEQUENCE_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # How what torch itself raises begins or goes on where a device or a connection is lost.
 _LOST_DEVICE, _LOST_PEER = ("CUDA error", "NCCL"), "gloo/transport"
@@ -82,7 +79,7 @@ def of_exception(rank: int, error: BaseException) -> Failure:
             kept = dump(error)
         except Exception:  # an error that cannot travel is still reported, by its text
             kept = None
-    lines = traceback.format_exception(_without_frames_of_kway(error))
+    lines = traceback.format_exception(without_own_frames(error))
     cause = line_of(error) + _of_loader(rank, error)
     whole, kind = text_of(error), type(error).__name__
     return Failure(rank, when, 1, cause, kind, "".join(lines), kept, _is_loss(error), words=whole)
@@ -171,12 +168,3 @@ def to_error(failure: Failure) -> KwayError:
         if isinstance(error, KwayError):
             return error
     return RankError(failure.rank, failure.exit_code, failure.cause, failure.traceback, failure.died)
-
-
-def _without_frames_of_kway(error: BaseException) -> BaseException:
-    """Drop the outermost frames, which are the rank's own, so that a traceback begins with the user's code."""
-    trace = error.__traceback__
-    while trace is not None and _OWN_FRAMES & {trace.tb_frame.f_code.co_filename}:
-        trace = trace.tb_next
-    # What is left without a frame was raised by the rank itself: worth showing, but for a script's bad syntax.
-    return error.with_traceback(trace) if trace is not None or isinstance(error, SyntaxError) else error

@@ -11,18 +11,21 @@ from pathlib import Path
 
 from kway.errors import UsageError
 from kway.launch import address, failure
+from kway.launch.as_main import working_folder
 from kway.launch.crew import Crew
 from kway.launch.descriptors import enough, open_missing
 from kway.launch.failure import Failure
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.process import SOURCES
-from kway.launch.script_rank import Script, working_folder
+from kway.launch.script_rank import Script
 from kway.launch.stall import StallWatch, waited_for
 from kway.launch.status import BOARD, Board
 from kway.launch.temporary import needs_room, temporary_folder
 
 _LEAVE_S = 3.0
+# As for a rank: the current folder is out of the way until the script's own path is there.
+_ALONE = "import sys; sys.path.insert(0, sys.argv[1]); from kway.launch.script_alone import main; main()"
 
 
 def launch(
@@ -87,13 +90,23 @@ def replace_this_process(
 ) -> None:
     """Become ``python target arguments...`` on one device: no rank variables, the same terminal and signals.
 
+    Only an error of kway's that the script does not catch ends it as on several devices: with the error's exit code.
     Does not return. Raises ``UsageError`` as ``launch`` does.
     """
     check(target, module)
     environment = address.environment(devices, None)
     sys.stdout.flush()
     sys.stderr.flush()
-    command = [sys.executable, *(["-m"] if module else []), target, *arguments]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        _ALONE,
+        SOURCES,
+        "module" if module else "file",
+        target,
+        *arguments,
+    ]
     os.execve(sys.executable, command, environment)
 
 
@@ -173,8 +186,10 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Boa
                 # Nobody failed before: the others missed the rank that was already done.
                 found = failure.of_exit_status(*next(iter(left.items())))
             fail(found.rank)
-            found = _compared(found, board)
-            raise failure.to_error(found)
+            error = failure.to_error(_compared(found, board))
+            # An error of kway's, too, comes with the lines of the script that led to it.
+            error.traceback = found.traceback
+            raise error
         elif kind == "quiet":
             watch.look(crew.note)
     crew.drain()
