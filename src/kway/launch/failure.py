@@ -38,7 +38,7 @@ class Failure:
 
     ``cause``: one line; ``words``: the whole message of an exception. ``error`` is the rank's exception as a payload,
     where it is one of kway's own. ``died``: see ``RankError``.
-    ``aborted``: the process ended itself by SIGABRT, and may have said why.
+    ``aborted``: the process ended itself by SIGABRT, and may have said why. ``left_early``: it left as if all was done.
     """
 
     rank: int
@@ -51,6 +51,7 @@ class Failure:
     died: bool = False
     aborted: bool = False
     words: str = ""
+    left_early: bool = False
 
     @property
     def is_consequence(self) -> bool:
@@ -132,11 +133,24 @@ def of_exit_status(rank: int, status: int) -> Failure:
         cause = f"its process was killed by {name}{hint}"
         return Failure(rank, now, 128 - status, cause, died=not aborted, aborted=aborted)
     if status == 0:
-        return Failure(
-            rank, now, 1, "ended early: its process left with exit code 0 before its work was done"
-        )
+        return of_leaving(rank, status)
+    return Failure(rank, now, status, _leaving(status))
+
+
+def is_leaving(status: int, done: bool) -> bool:
+    """Whether this is how a process ends that has nothing more to do. ``done``: it had come to its work's end."""
+    return status == 0 or (status == UNFLUSHED and done)
+
+
+def of_leaving(rank: int, status: int) -> Failure:
+    """Describe a rank that had nothing more to do, though others could not do without it."""
+    cause = f"ended early: {_leaving(status)} before its work was done"
+    return Failure(rank, time.monotonic(), status or 1, cause, left_early=True)
+
+
+def _leaving(status: int) -> str:
     hint = " (Python's own: sys.stdout or sys.stderr could not be flushed)" if status == UNFLUSHED else ""
-    return Failure(rank, now, status, f"its process left with exit code {status}{hint}")
+    return f"its process left with exit code {status}{hint}"
 
 
 def explained(failure: Failure, written: str) -> Failure:

@@ -175,16 +175,16 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Boa
     for rank, kind, value in messages:
         if kind == "done":
             done.add(rank)
-        elif kind == "ended" and (value == 0 or (value == failure.UNFLUSHED and rank in done)):
+        elif kind == "ended" and failure.is_leaving(value, rank in done):
             # The script is through either way: what becomes of the others counts first.
             left[rank] = value
             if len(left) == crew.size:
                 break
         elif kind in {"failure", "ended"}:
-            found = crew.first_failure(messages, failure.of_message(rank, kind, value))
+            found = crew.first_failure(messages, failure.of_message(rank, kind, value), done)
             if found.is_consequence and left:
                 # Nobody failed before: the others missed the rank that was already done.
-                found = failure.of_exit_status(*next(iter(left.items())))
+                found = failure.of_leaving(*next(iter(left.items())))
             fail(found.rank)
             error = failure.to_error(_compared(found, board))
             # An error of kway's, too, comes with the lines of the script that led to it.
@@ -204,7 +204,7 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Boa
 
 def _compared(found: Failure, board: Board) -> Failure:
     """Add to a rank that is blamed for leaving early who waited for it: that one may have done too much."""
-    if found.cause != failure.of_exit_status(found.rank, 0).cause:
+    if not found.left_early:
         return found
     waited = waited_for(found.rank, board.read())
     return replace(found, cause=f"{found.cause}; {waited}") if waited else found
