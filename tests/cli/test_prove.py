@@ -70,6 +70,10 @@ def test_more_ranks_than_cores_are_warned_about(tmp_path, monkeypatch, capsys, f
         said = capsys.readouterr()
         assert [line.partition(": the result")[0] for line in said.err.splitlines()] == lines
         assert "warning" not in said.out
+        assert "share 1" not in said.out
+        # The proof says it, and so does that of ``kway.prove``.
+        notices = json.loads((tmp_path / f"of-{devices}" / "proof.json").read_text())["notices"]
+        assert [f"kway: warning: {text}".partition(": the result")[0] for text in notices] == lines
 
 
 def test_a_learning_rate_of_zero_is_noticed(tmp_path, monkeypatch, capsys):

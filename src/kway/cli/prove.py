@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     job, lines = job_of(args, **fixed)
     folder = args.out or default_folder(f"{job.title}-proof")
     screen = sys.stderr if args.json else sys.stdout
+    said: list[str] = []
     proof = prove(
         job,
         devices=args.devices,
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         own_optimizer=not of_job,
         shards=args.shards,
         against=args.against,
-        on_start=lambda: _begin(args.devices, lines, screen),
+        on_start=lambda warned: _begin(warned, said, lines, screen),
     )
     if args.json:
         print(proof.to_json())
@@ -84,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
             at = f" (step {where['step']}, {where['tensor']})" if where else ""
             print(f"{row['strategy']} on {row['devices']}: {row['reason']}{at}", file=screen)
     for text in proof.notices:
-        print(f"note: {text}", file=screen)
+        if text not in said:
+            print(f"note: {text}", file=screen)
     if proof.against is not None:
         print(
             f"against {proof.against['file']}: {proof.against['disagreement'] or 'equal bits'}", file=screen
@@ -93,13 +96,10 @@ def run(args: argparse.Namespace) -> int:
     return 0 if proof.verdict == "pass" else 1
 
 
-def _begin(devices: str, lines: list[str], screen: TextIO) -> None:
-    """Say what is proved, and warn where the largest set has more CPU ranks than there are cores."""
-    from kway.devices.select import parse_list, warnings
-    from kway.devices.topology import discover
-
-    cluster = discover()
-    for line in warnings(max(parse_list(devices, cluster), key=lambda chosen: chosen.count("cpu")), cluster):
+def _begin(warned: Sequence[str], said: list[str], lines: list[str], screen: TextIO) -> None:
+    """Warn, and say what is proved. ``said`` takes what the proof's notices need not say once more."""
+    said += warned
+    for line in warned:
         print(f"kway: warning: {line}", file=sys.stderr, flush=True)
     print("\n".join(lines), file=screen, flush=True)
 

@@ -1,7 +1,7 @@
 """``kway.prove``: compares k devices with one, tensor by tensor."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +13,7 @@ import torch
 from kway.data.order import Indices
 from kway.data.parts import Parts
 from kway.data.stream_reader import held
-from kway.devices.select import parse_list
+from kway.devices.select import parse_list, warnings
 from kway.devices.topology import discover
 from kway.errors import KwayError, RefusedError, UsageError
 from kway.job import Job
@@ -55,7 +55,7 @@ def prove(
     precision: str | None = "auto",
     own_optimizer: bool = False,
     against: Path | str | None = None,
-    on_start: Callable[[], None] | None = None,
+    on_start: Callable[[Sequence[str]], None] | None = None,
     echo: bool = True,
     ranks: Any = None,
 ) -> Proof:
@@ -71,8 +71,9 @@ def prove(
 
     At level math the other side is a plain torch loop, dropout is off, and rounding may differ. At level bits it
     is kway on one device over the same ``shards``, dropout on, and nothing may differ; ``against`` names a
-    proof.json whose certificate this machine must reproduce. ``on_start`` is called once the input has been found to
-    work, before anything is computed.
+    proof.json whose certificate this machine must reproduce. ``on_start`` is called with what there is to
+    warn of (more ranks than cores; the proof's notices hold it as well), once the input has been found to work and
+    before anything is computed.
 
     Raises ``UsageError`` before anything starts.
     """
@@ -90,6 +91,8 @@ def prove(
     strategies = _strategies(strategy, exactness, shards)
     other = _certificate(against, exactness)
     sets = parse_list(devices, cluster)
+    # Of the largest set: the smaller have cores enough, or too few as well.
+    warned = warnings(max(sets, key=lambda chosen: chosen.count("cpu")), cluster)
     kind = check_kind(step_kind, [device for chosen in sets for device in chosen])
     steps = steps or (STEPS_RECORDED if kind.records else STEPS)
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -110,11 +113,10 @@ def prove(
     # Whether a batch is cut in time is judged row by row: a plain loop over whole batches cuts none.
     uncut = job if exactness == "bits" else replace(job, micro_batch=None)
     check_model(uncut, model, {}, exactness, max(len(indices) for _, indices in batches), shards)
-    home = torch.device(sets[0][0])
     with claimed(out, "proof.json") as folder, claimed(None, "before") as scratch:
         if on_start is not None:
-            on_start()
-        case = Case(job, parts, model, batches, scratch, home, shards, step_kind)
+            on_start(warned)
+        case = Case(job, parts, model, batches, scratch, torch.device(sets[0][0]), shards, step_kind)
 
         def run(where: Place, spec: candidate.CandidateSpec) -> dict[str, Any]:
             own = [] if where.starts_ranks else [copy.deepcopy(case.model)]
@@ -140,7 +142,9 @@ def prove(
             precision=job.precision,
             steps=steps,
             candidates=rows,
-            notices=list(dict.fromkeys([*notices, *parts.notices, *judge.notices, *_blamed(judge, rows)])),
+            notices=list(
+                dict.fromkeys([*notices, *warned, *parts.notices, *judge.notices, *_blamed(judge, rows)])
+            ),
             certificate=certificate,
             against=None if other is None else {"file": str(against), "disagreement": disagreement},
             seed=job.seed,
