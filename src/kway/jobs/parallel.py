@@ -138,6 +138,7 @@ class Session:
         # Part of what ranks compare: the loop is the user's, and may go on to another batch on one rank alone.
         self.engine.part.batch_group.trace.note("batch", (share.epoch, share.step, self.steps))
         outcome: Outcome = self.engine.step(share, self.steps)
+        self.engine.draw_alike(self.steps)
         self._status.at("own code")
         self.engine.warn()
         if self._unsaid:

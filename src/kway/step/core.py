@@ -173,8 +173,7 @@ class StepCore(ABC):
     def keys(self, share: Share, step: int) -> list[int]:
         """List the keys from which this rank draws in a step: those of ``seeds``, and last that of ``UPDATE``.
 
-        What penalty and optimizer draw, and a loop of the user's own between steps, is drawn by all ranks, for weights
-        of which each holds a copy.
+        What penalty and optimizer draw is drawn by all ranks, for weights of which each holds a copy.
         """
         return [*self.seeds(share, step), key(self.job.seed, "update", step)]
 

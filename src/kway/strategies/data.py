@@ -71,6 +71,11 @@ class Gradients:
         self._reducer: GradientReducer | None = None
         self._sent = False
 
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether anything can be sent before backward has ended: unknown before the first step."""
+        return self._reducer is None or self._reducer.sends_ahead
+
     @contextmanager
     def sending(self) -> Iterator[None]:
         """Send ahead what is complete inside: see ``GradientReducer.sending``. From the second step on."""

@@ -13,6 +13,7 @@ from kway.comm.mesh import Mesh
 from kway.data.loader import Loader, Share, cut
 from kway.data.order import Indices, bounds
 from kway.data.parts import Parts
+from kway.data.seeds import key
 from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
@@ -178,6 +179,11 @@ class Engine:
     def step(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take one optimizer step over the global batch, of which ``share`` is this rank's part."""
         return self._runner.run(share, step, tally)
+
+    def draw_alike(self, step: int) -> None:
+        """Let what follows step number ``step`` draw the same numbers on all ranks, however the step was taken."""
+        # Not by what the step left: one that was recorded draws without the host.
+        seed_generators(key(self.job.seed, "between", step), self.device)
 
     def tally(self, names: list[str]) -> Tally:
         """Make an empty tally on this rank's device."""
