@@ -155,3 +155,34 @@ def test_a_loss_that_returns_a_scalar_is_warned_about_once(capsys):
         for batch in p.batches(0):
             p.step(batch)
     assert capsys.readouterr().err.count("kway: warning: the loss returned a scalar") == 1
+
+
+def plateau(optimizer):
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.9)
+
+
+def judged(context, job):
+    """Return the rates that the steps of four epochs were taken with."""
+    rates = []
+    with kway.parallel(job, strategy="data") as p:
+        for epoch in range(4):
+            rates.append(p.engine.optimizer.param_groups[0]["lr"])
+            for batch in p.batches(epoch):
+                p.step(batch)
+            p.evaluate()
+            p.evaluate()
+    return rates
+
+
+def test_a_schedule_that_waits_for_a_figure_gets_it_with_each_evaluation(ranks):
+    record = kway.train(job_of(schedule=plateau), devices="cpu", epochs=4, echo=False).record
+    assert ranks.run(judged, job_of(schedule=plateau)) == 2 * [[row["lr"] for row in record.epochs]]
+    assert record.epochs[-1]["lr"] < 0.1
+
+
+def test_a_schedule_that_waits_for_a_figure_is_refused_where_there_is_none():
+    with (
+        pytest.raises(kway.UsageError, match=r"ReduceLROnPlateau .* set validation="),
+        kway.parallel(job_of(schedule=plateau, validation=None), devices="cpu"),
+    ):
+        pass

@@ -25,7 +25,7 @@ from kway.jobs.resuming import find
 from kway.launch.own_watch import watching
 from kway.launch.status import STEP, Status
 from kway.step.build import build
-from kway.step.core import Outcome
+from kway.step.core import Outcome, waits_for_figure
 from kway.step.kinds import DEFAULT_KIND
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
@@ -102,10 +102,19 @@ class Session:
             where.plan.step_kind,
         )
         self._group = self.engine.mesh.world
+        if self._waits and held is None:
+            self.engine.close()
+            raise UsageError(
+                "a ReduceLROnPlateau schedule in a loop of a job without validation data",
+                "it goes by the validation loss",
+                "set validation= in the job and call p.evaluate(), or take another schedule",
+            )
         self._turns = Turns(self._group)
         self._loader = self.engine.loader(train)
         self._held = None if held is None else self.engine.loader(held)
         self.steps = 0
+        # After how many steps a schedule that waits for figures had its last one.
+        self._judged_at: int | None = None
         self._where = where
         self._options = options_of(self.engine)
         self._writer: Writer | None = None
@@ -166,14 +175,25 @@ class Session:
     def evaluate(self) -> dict[str, float]:
         """Return ``loss`` and every metric over the validation data, the same on all ranks.
 
-        With ``Job.ema`` they are figures of the averaged weights. Raises ``UsageError`` where the job has none.
+        With ``Job.ema`` they are figures of the averaged weights. A schedule that waits for a figure
+        (``ReduceLROnPlateau``) gets the loss, once for each number of steps. Raises
+        ``UsageError`` where the job has none.
         """
         if self._held is None:
             raise UsageError("evaluate() of a job without validation data", "set validation= in the job")
         with self._status.doing("evaluate"):
             self.engine.equalise()
             with self.engine.averaged():
-                return self.engine.evaluate(self._held.epoch(0))
+                figures = self.engine.evaluate(self._held.epoch(0))
+        if self._waits and self._judged_at != self.steps:
+            self._judged_at = self.steps
+            self.engine.schedule.step(figures["loss"])
+        return figures
+
+    @property
+    def _waits(self) -> bool:
+        schedule = self.engine.schedule
+        return schedule is not None and waits_for_figure(schedule)
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only."""

@@ -96,6 +96,10 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
     A collective wherever the layer uses batch statistics. Raises ``ValueError`` where the global batch has
     only one value a channel, as torch does.
     """
+    if presence.apart:
+        # What all ranks hold counts once.
+        alone: torch.Tensor = _BatchNorm.forward(module, x)
+        return alone
     module._check_input_dim(x)  # type: ignore[no-untyped-call]
     by_batch = module.training or (module.running_mean is None and module.running_var is None)
     if not by_batch:

@@ -327,7 +327,8 @@ class StepCore(ABC):
             torch._foreach_div_(beside, scaler.get_scale()) if beside else None
         penalty = None
         if self.job.penalty is not None:
-            value = one_number(self.job.penalty(self.model))
+            with self.presence.alike():
+                value = one_number(self.job.penalty(self.model))
             if value.requires_grad:
                 value.backward()  # type: ignore[no-untyped-call]
             penalty = value.detach()

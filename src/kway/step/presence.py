@@ -1,5 +1,8 @@
 """What the layers that look at the global batch must know of the share that is being computed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kway.data.share import Share
 from kway.step.accompany import Meeting
 
@@ -16,6 +19,17 @@ class Presence:
         # Whether a batch must not be cut in time, because a layer needs its statistics as a whole.
         self.whole = False
         self.meeting = Meeting()
+        # Whether what is computed is the same on all ranks, and not a part of anything.
+        self.apart = False
+
+    @contextmanager
+    def alike(self) -> Iterator[None]:
+        """While open, the model runs on something that is no share of a batch, and the same on all ranks."""
+        self.apart = True
+        try:
+            yield
+        finally:
+            self.apart = False
 
     def take(self, share: Share) -> None:
         """Take up another share."""

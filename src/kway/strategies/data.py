@@ -83,10 +83,10 @@ class Gradients:
             yield
             return
         self._update()
-        # The same for ``reduce``, whatever is frozen meanwhile.
-        self._sent = True
         with self._reducer.sending():
             yield
+        # The same for ``reduce``, whatever was frozen meanwhile.
+        self._sent = True
 
     def reduce(self, scalars: torch.Tensor, counts: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum gradients and scalars over the ranks: see ``GradientReducer.reduce``."""
