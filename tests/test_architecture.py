@@ -39,7 +39,7 @@ MUTATORS = {
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
-    "__version__",
+    "ReplicaError", "__version__",
 }  # fmt: skip
 
 Problems = list[str]

@@ -36,8 +36,8 @@ def flatten(state: Any, place: str = "state") -> tuple[Any, dict[str, torch.Tens
     Dicts (with keys of any kind below), ``OrderedDict``, ``Counter``, lists, tuples, ``None``, bool, int, float (NaN
     and infinities too), complex, str, bytes, numpy numbers and arrays, and dense tensors of any dtype, shape and
     device, or sparse ones by coordinates. A tensor is named after its way from the root. It is not copied, and loses
-    ``requires_grad``. Places that hold the same elements of the same memory share one tensor, and share it again when restored; other views
-    of one memory are stored each for itself.
+    ``requires_grad``. Places that hold the same elements of the same memory share one tensor, and share it again when
+    restored; other views of one memory are stored each for itself.
 
     Raises ``UsageError`` that names the place (``place['a'][0]``) of what cannot be stored.
     """

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
 from kway.strategies.base import Axis, Part
+from kway.strategies.replicas import check_replicas
 
 
 class Data(Axis):
@@ -59,7 +61,9 @@ class Data(Axis):
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
         )
-        part.equalise.append(lambda: equalise_buffers(part.model, group, exact))
+        part.equalise.append(partial(check_shapes, part.model, group, part.device))
+        part.equalise.append(partial(check_replicas, part.model, group, part.device))
+        part.equalise.append(partial(equalise_buffers, part.model, group, exact))
 
 
 class Gradients:
@@ -143,12 +147,10 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
     """Bring buffers that differ between ranks to one value; return their names.
 
     Floating-point buffers get the mean over the ranks, others the first rank's value. Buffers whose ids are
-    in ``exact`` are equal by construction and are left alone. Raises ``ValueError`` where the ranks hold
-    different buffers.
+    in ``exact`` are equal by construction and are left alone. Ranks hold buffers of the same shapes: see
+    ``check_shapes``.
     """
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in exact}
-    shapes = {name: (tuple(buffer.shape), str(buffer.dtype)) for name, buffer in buffers.items()}
-    _check_shapes(shapes, group, next(iter(model.named_parameters()))[1].device)
     changed = []
     for dtype in {buffer.dtype: None for buffer in buffers.values()}:
         names = [name for name, buffer in buffers.items() if buffer.dtype == dtype and buffer.numel()]
@@ -170,8 +172,14 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
     return [name for name in buffers if name in changed]
 
 
-def _check_shapes(shapes: dict[str, tuple[tuple[int, ...], str]], group: Group, device: torch.device) -> None:
-    """Raise ``ValueError`` where the ranks hold different buffers. A collective, cheap where they do not."""
+def check_shapes(model: nn.Module, group: Group, device: torch.device) -> None:
+    """Raise ``ValueError`` where ranks hold other parameters or buffers. A collective, cheap where they do not."""
+    kinds = {"parameter": model.named_parameters(), "buffer": model.named_buffers()}
+    shapes = {
+        f"{kind} {name!r}": (tuple(tensor.shape), str(tensor.dtype))
+        for kind, held in kinds.items()
+        for name, tensor in held
+    }
     own = torch.tensor(zlib.crc32(repr(shapes).encode()), device=device)
     if len(set(group.stack(own).tolist())) == 1:
         return
@@ -179,8 +187,8 @@ def _check_shapes(shapes: dict[str, tuple[tuple[int, ...], str]], group: Group, 
         if others != shapes:
             name = next(n for n in {**shapes, **others} if shapes.get(n) != others.get(n))
             raise ValueError(
-                f"buffer {name!r} is {shapes.get(name)} on rank {group.rank} and {others.get(name)} on rank "
-                f"{rank}: a buffer must have one shape on all ranks"
+                f"{name} is {shapes.get(name)} on rank {group.rank} and {others.get(name)} on rank {rank}: there must "
+                "be one of one shape on all ranks"
             )
 
 

@@ -291,9 +291,9 @@ class Engine:
     def equalise(self) -> list[str]:
         """Bring buffers that differ between ranks to one value; return the names of those that did.
 
-        Raises ``RefusedError`` at level bits, which such a buffer breaks.
+        Raises ``RefusedError`` at level bits, which such a buffer breaks, and ``ReplicaError`` where weights differ.
         """
-        names = [name for equalise in self.part.equalise for name in equalise()]
+        names = [name for equalise in self.part.equalise for name in equalise() or ()]
         if names and self.level == "bits":
             raise RefusedError(
                 f"buffer {names[0]!r} differs between devices",
