@@ -272,7 +272,7 @@ def test_parameters_come_back_as_plain_tensors(tmp_path):
 @pytest.mark.parametrize("coalesced", [True, False])
 def test_a_sparse_tensor_comes_back_entry_by_entry(tmp_path, coalesced):
     entries = torch.tensor([[2, 0, 2]]), torch.tensor([[1.0, 2.0], [0.0, 0.0], [1e-8, 3.0]])
-    sparse = torch.sparse_coo_tensor(*entries, (4, 2))
+    sparse = torch.sparse_coo_tensor(*entries, (4, 2), check_invariants=True)
     sparse = sparse.coalesce() if coalesced else sparse
     back = through_disk({"m": sparse}, tmp_path)["m"]
     assert back.is_coalesced() == coalesced

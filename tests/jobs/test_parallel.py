@@ -162,15 +162,15 @@ def plateau(optimizer):
 
 
 def judged(context, job):
-    """Return the rates that the steps of four epochs were taken with."""
+    """Return the rates after each of four epochs."""
     rates = []
     with kway.parallel(job, strategy="data") as p:
         for epoch in range(4):
-            rates.append(p.engine.optimizer.param_groups[0]["lr"])
             for batch in p.batches(epoch):
                 p.step(batch)
             p.evaluate()
             p.evaluate()
+            rates.append(p.engine.optimizer.param_groups[0]["lr"])
     return rates
 
 

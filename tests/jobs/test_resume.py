@@ -391,5 +391,5 @@ def test_momentum_of_a_sparse_table_is_gone_on_with(tmp_path):
     options = {"devices": "cpu", "echo": False, "checkpoint_every": "2steps"}
     whole = kway.train(job, epochs=2, out=tmp_path / "whole", **options)
     kway.train(job, epochs=2, steps=4, out=tmp_path / "run", **options)
-    resumed = kway.train(job, epochs=2, out=tmp_path / "run", resume=True, **options)
+    resumed = kway.train(job, epochs=2, out=tmp_path / "more", resume=tmp_path / "run", **options)
     assert resumed.weights_sha256 == whole.weights_sha256

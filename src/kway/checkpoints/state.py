@@ -52,7 +52,7 @@ def restore(encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """
     try:
         return _restore(encoded, tensors, {})
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"a state that cannot be put together ({type(error).__name__}: {error})",
             "it must be JSON data and tensors as this version writes them",
@@ -207,7 +207,11 @@ def _restore(value: Any, tensors: Mapping[str, torch.Tensor], placed: dict[str, 
         "counter": lambda: Counter({inner(key): inner(item) for key, item in value["items"]}),
         "tensor": lambda: _placed(value, tensors, placed),
         "sparse": lambda: torch.sparse_coo_tensor(
-            inner(value["indices"]), inner(value["values"]), value["size"], is_coalesced=value["coalesced"]
+            inner(value["indices"]),
+            inner(value["values"]),
+            value["size"],
+            is_coalesced=value["coalesced"],
+            check_invariants=True,
         ),
         "array": lambda: tensors[value["name"]].numpy().copy(),
         "number": lambda: _ARRAY_TYPES[value["dtype"]](inner(value["value"])),
