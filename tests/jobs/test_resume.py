@@ -392,4 +392,4 @@ def test_momentum_of_a_sparse_table_is_gone_on_with(tmp_path):
     whole = kway.train(job, epochs=2, out=tmp_path / "whole", **options)
     kway.train(job, epochs=2, steps=4, out=tmp_path / "run", **options)
     resumed = kway.train(job, epochs=2, out=tmp_path / "more", resume=tmp_path / "run", **options)
-    assert resumed.weights_sha256 == whole.weights_sha256
+    assert resumed.record.weights_sha256 == whole.record.weights_sha256

@@ -122,20 +122,6 @@ def test_batchmean_divides_by_samples():
         torch.testing.assert_close(own_gradient, gradient, rtol=1e-13, atol=1e-15)
 
 
-def test_batchmean_of_samples_that_do_not_come_first_is_refused_and_of_rows_adds_up():
-    loss = nn.KLDivLoss(reduction="batchmean")
-    rows, probable = F.log_softmax(draw(4 * N, 4), 1), torch.softmax(draw(4 * N, 4), 1)
-    value, _ = whole(loss, rows, probable)
-    parts = [
-        rule_for(loss, CPU)(rows[4 * a : 4 * b], probable[4 * a : 4 * b], b - a)
-        for a, b in pairwise((0, 5, N))
-    ]
-    total, weight = (sum(each) for each in zip(*parts, strict=True))
-    torch.testing.assert_close(total / weight, value, rtol=1e-13, atol=0)
-    with pytest.raises(RefusedError, match=r"shape \(7, 3, 4\) of 3 samples"):
-        rule_for(loss, CPU)(F.log_softmax(draw(7, 3, 4), 2), torch.softmax(draw(7, 3, 4), 2), 3)
-
-
 @pytest.mark.parametrize("log_target", [False, True])
 @pytest.mark.parametrize("divisor", ["elements", "samples"])
 def test_a_mean_of_kl_div_is_what_the_installed_torch_divides_by(monkeypatch, divisor, log_target):
