@@ -334,25 +334,3 @@ def test_a_batch_of_which_nothing_counts_moves_nothing(ranks, size, exactness, l
     job = job_of(data=(X, torch.full_like(Y, label)), loss=loss)
     for weights in ranks.run(stepped, job, lambda p: None, exactness, size=size):
         assert all(weight.isfinite().all() for weight in weights)
-
-
-PROBE = torch.randn(4, 5, generator=DRAW, dtype=torch.float64)
-
-
-def normed():
-    return nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))
-
-
-def of_probe(model):
-    return 0.1 * model(PROBE).square().mean()
-
-
-@pytest.mark.parametrize("exactness", ["math", "bits"])
-def test_a_penalty_that_runs_the_model_moves_its_statistics_once(trained, exactness):
-    job = job_of(model=normed, penalty=of_probe)
-    one, *others = [
-        trained(job, size, exactness=exactness, shards=3).model.state_dict() for size in (1, 2, 3)
-    ]
-    for other in others:
-        for name, value in one.items():
-            torch.testing.assert_close(other[name], value, rtol=0, atol=1e-13)

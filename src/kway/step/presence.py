@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 from kway.data.share import Share
 from kway.step.accompany import Meeting
+
+_TURNS = count(1)
 
 
 class Presence:
@@ -21,6 +24,8 @@ class Presence:
         self.meeting = Meeting()
         # Whether what is computed is the same on all ranks, and not a part of anything.
         self.apart = False
+        # Grows with each share that is taken up in this process: the job that computes has the highest.
+        self.turn = 0
 
     @contextmanager
     def alike(self) -> Iterator[None]:
@@ -36,3 +41,4 @@ class Presence:
         self.counts, self.pieces = share.count > 0, len(share.micro)
         self.samples, self.total = share.count, share.total
         self.meeting.clear()
+        self.turn = next(_TURNS)
