@@ -32,7 +32,9 @@ def build(job: Job) -> nn.Module:
         model = job.model if isinstance(job.model, nn.Module) else called(f"model {job.title!r}", job.model)
         if not isinstance(model, nn.Module):
             raise UsageError(
-                f"model {job.title!r} is a {type(model).__name__}", "it must make an nn.Module", "return one"
+                f"model {job.title!r} is of type {type(model).__name__}",
+                "it must make an nn.Module",
+                "return one",
             )
         if callable(job.init):
             called("init", job.init, model)
@@ -107,7 +109,7 @@ def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     optimizer = called("the optimizer", job.optimizer, model.named_parameters())
     if not hasattr(optimizer, "param_groups"):
         raise UsageError(
-            f"the optimizer is a {type(optimizer).__name__}",
+            f"the optimizer is of type {type(optimizer).__name__}",
             "it must make a torch.optim.Optimizer",
             "for two optimizers (a GAN) make two jobs in a loop of your own: docs/guide/your-own-loop.md"
             if isinstance(optimizer, tuple | list | Mapping)
@@ -132,7 +134,7 @@ def make_schedule(job: Job, optimizer: torch.optim.Optimizer) -> Any:
     schedule = called("the schedule", job.schedule, optimizer)
     if not hasattr(schedule, "step"):
         raise UsageError(
-            f"the schedule is a {type(schedule).__name__}",
+            f"the schedule is of type {type(schedule).__name__}",
             "it must make a scheduler of torch",
             "pass partial(torch.optim.lr_scheduler.StepLR, step_size=10), say",
         )
