@@ -276,7 +276,7 @@ def test_a_failure_gives_modes_and_random_state_back_at_once(judge, model, more)
     judged = model().eval()
     state = torch.get_rng_state()
     # The error holds its frames, and with them whatever they left open.
-    with pytest.raises((kway.UsageError, RuntimeError), match="for one batch|of the metric") as held:
+    with pytest.raises((kway.UsageError, RuntimeError), match=r"for one batch|of the metric") as held:
         judge(job_of(batch_size=2, **more), judged, devices="cpu:1")
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module.training for module in judged.modules())

@@ -24,7 +24,7 @@ from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
 from kway.launch.own_watch import watching
 from kway.launch.status import STEP, Status
-from kway.step.build import build
+from kway.step.build import build, made_before
 from kway.step.core import Outcome
 from kway.step.kinds import DEFAULT_KIND
 from kway.step.seeds import preserved
@@ -88,6 +88,7 @@ class Session:
         self.job, self.world, self.plan = job, world, where.plan
         self.rank, self.size, self.is_main = world.rank, world.size, world.is_main
         self.model: nn.Module = build(job)
+        self._made = made_before(job)
         self._noted = noted_of(job, self.model, held)
         self._facts = facts_of(job, train, where.plan, self.model)
         self.engine = Engine(
@@ -222,9 +223,10 @@ class Session:
         if self.is_main:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                save_weights(state, path)
+                made = self._made | self.engine.made
+                save_weights(state, path, made)
                 if average is not None:
-                    save_weights(average, path.with_name("ema.safetensors"))
+                    save_weights(average, path.with_name("ema.safetensors"), made)
             except OSError as problem:
                 error = UsageError(f"{path} cannot be written: {problem.strerror}")
         failed = self._group.objects(error)[0]

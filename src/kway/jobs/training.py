@@ -26,7 +26,7 @@ from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
 from kway.report.lines import last_figures
-from kway.step.build import build, load_tensors
+from kway.step.build import build, load_tensors, made_before
 from kway.step.kinds import DEFAULT_KIND
 from kway.step.made import add_made
 from kway.step.precision import cast, precision_of
@@ -173,7 +173,7 @@ def train(
     parts, held = training_parts(job)
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
-    spec = replace(spec, facts=facts_of(job, parts, where.plan, model))
+    spec = replace(spec, facts=facts_of(job, parts, where.plan, model), made=made_before(job))
 
     def long_enough(checkpoint: Checkpoint) -> None:
         check_length(checkpoint, epochs, steps)

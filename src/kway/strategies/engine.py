@@ -240,7 +240,7 @@ class Engine:
 
     @torch.no_grad()
     def outputs(self, shares: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield (data set indices, output on the CPU) of this rank's part of every batch. To be closed by the caller."""
+        """Yield (data set indices, output on the CPU) of this rank's part of every batch. To be closed."""
         cpu = torch.device("cpu")
         with closing(self._forward(shares, with_loss=False)) as pieces:
             for _, indices, count, output, *_ in pieces:
