@@ -155,3 +155,10 @@ def test_a_loss_that_returns_a_scalar_is_warned_about_once(capsys):
         for batch in p.batches(0):
             p.step(batch)
     assert capsys.readouterr().err.count("kway: warning: the loss returned a scalar") == 1
+
+
+def test_a_folder_that_is_none_is_named_so():
+    with kway.parallel(job_of()) as p:
+        for act in (p.save, p.resume):
+            with pytest.raises(kway.UsageError, match="folder=None: it must be a path"):
+                act(None)

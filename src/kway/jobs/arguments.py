@@ -30,7 +30,9 @@ def check_given(job: Any, ranks: Any, **paths: Any) -> None:
 
 def folder_of(path: Any) -> Path:
     """Return the folder that ``path`` names. Raises ``UsageError`` for what names none."""
-    check_path("folder", "" if path is None else path)
+    if path is None:
+        raise UsageError("folder=None", "it must be a path")
+    check_path("folder", path)
     return Path(path)
 
 
