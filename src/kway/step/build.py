@@ -168,8 +168,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
     Raises ``UsageError`` for a file that cannot be read or whose names or shapes differ from the model's.
     """
-    path = weights_at(path)
     try:
+        path = weights_at(path)
         state, made = read_tensors(path), read_made(path)
     except (OSError, SafetensorError) as error:
         raise UsageError(
