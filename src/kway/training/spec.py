@@ -8,6 +8,8 @@ from kway.errors import UsageError
 from kway.job import Job
 from kway.records import Plan
 
+PATIENCE = 3  # validations that early_stop waits where nobody says how many
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -78,7 +80,7 @@ class TrainSpec:
     log_every: int = 10
     save_best: str | None = None
     early_stop: str | None = None
-    patience: int = 3
+    patience: int = PATIENCE
     started: str = ""
     is_kept: bool = False
     checkpoint_every: Interval | None = None
