@@ -1,7 +1,7 @@
 """The engine: a job opened on a layout by folding its axes in order."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import Any
 
@@ -239,7 +239,7 @@ class Engine:
         return values
 
     @torch.no_grad()
-    def outputs(self, shares: Any) -> Iterator[tuple[Any, Any]]:
+    def outputs(self, shares: Any) -> Generator[tuple[Any, Any], None, None]:
         """Yield (data set indices, output on the CPU) of this rank's part of every batch. To be closed."""
         cpu = torch.device("cpu")
         with closing(self._forward(shares, with_loss=False)) as pieces:
