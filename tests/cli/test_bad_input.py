@@ -286,7 +286,7 @@ LONG = "x" * 300
         ("train mlp --data {}.py:D", "--data file {}.py"),
         ("train mlp --data synthetic --loss {}.py:f", "file {}.py"),
         ("train mlp --data synthetic --init {}", "--init {}"),
-        ("train mlp --data mnist --data-dir {}", "--data-dir {}/mnist"),
+        ("train mlp --data mnist --data-dir {}", "data set 'mnist': {}/mnist"),
         ("train mlp --data synthetic --resume-from {}", "resume='{}'"),
         ("prove mlp --data synthetic --exactness bits --against {}", "{}"),
         ("train mlp --data synthetic --out {}", "out folder {}"),

@@ -138,8 +138,6 @@ def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list
         root = args.data_dir or (Path(os.environ["KWAY_DATA"]) if os.environ.get("KWAY_DATA") else None)
         if name not in sources.names():
             raise unknown("data set", name, sources.names(), OWN)
-        if root is not None:
-            check_reachable("--data-dir" if args.data_dir else "KWAY_DATA", root / name)
         source = sources.load(name, root, seed)
         text = f"{source.name}: {len(source.train)} to train on, {len(source.validation)} held out"
         text += "" if args.data is not None else " (no --data was given)"
