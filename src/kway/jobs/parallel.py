@@ -17,6 +17,7 @@ from kway.checkpoints.writer import Writer
 from kway.comm.turns import Turns
 from kway.data.loader import Share
 from kway.data.streams import StreamOrder
+from kway.devices.select import spelled
 from kway.errors import NonFiniteError, UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_job, folder_of
@@ -61,7 +62,7 @@ def parallel(
         raise UsageError(
             f"kway.parallel on {where.plan.devices} devices in a process that is alone",
             "a loop of your own runs once on each rank",
-            f"start it with: kway launch --devices {devices} {Path(sys.argv[0]).name or 'script.py'}",
+            f"start it with: kway launch --devices {spelled(devices)} {Path(sys.argv[0]).name or 'script.py'}",
         )
     world = where.joined or World(device=where.plan.device_set[0], threads=where.threads)
     with (
