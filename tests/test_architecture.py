@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 # Lower rooms first. Rooms in one entry do not import each other, except on the ground floor.
-GROUND = ("errors", "units", "records", "registry", "world", "job", "worker_deaths", "by_value")
+GROUND = ("errors", "units", "records", "registry", "world", "job", "worker_deaths", "by_value", "paths")
 LAYERS = (
     GROUND,
     ("devices", "launch", "comm", "data", "checkpoints", "report", "zoo"),

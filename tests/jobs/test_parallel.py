@@ -186,3 +186,10 @@ def test_a_schedule_that_waits_for_a_figure_is_refused_where_there_is_none():
         kway.parallel(job_of(schedule=plateau, validation=None), devices="cpu"),
     ):
         pass
+
+
+def test_a_folder_that_is_none_is_named_so():
+    with kway.parallel(job_of()) as p:
+        for act in (p.save, p.resume):
+            with pytest.raises(kway.UsageError, match="folder=None: it must be a path"):
+                act(None)

@@ -30,7 +30,9 @@ def check_given(job: Any, ranks: Any, **paths: Any) -> None:
 
 def folder_of(path: Any) -> Path:
     """Return the folder that ``path`` names. Raises ``UsageError`` for what names none."""
-    check_path("folder", "" if path is None else path)
+    if path is None:
+        raise UsageError("folder=None", "it must be a path")
+    check_path("folder", path)
     return Path(path)
 
 
@@ -38,7 +40,9 @@ def functions_of(what: str, functions: Any) -> tuple[Any, ...]:
     """Return functions as a tuple. Raises ``UsageError`` for what is no list of functions."""
     if not hasattr(functions, "__iter__"):
         raise UsageError(
-            f"{what} is of type {type(functions).__name__}", "it must be a list of functions", f"use {what}=[...]"
+            f"{what} is of type {type(functions).__name__}",
+            "it must be a list of functions",
+            f"use {what}=[...]",
         )
     found = tuple(functions)
     for place, function in enumerate(found):

@@ -17,6 +17,7 @@ from kway.checkpoints.writer import Writer
 from kway.comm.turns import Turns
 from kway.data.loader import Share
 from kway.data.streams import StreamOrder
+from kway.devices.select import spelled
 from kway.errors import NonFiniteError, UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_job, folder_of
@@ -24,7 +25,7 @@ from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
 from kway.launch.own_watch import watching
 from kway.launch.status import STEP, Status
-from kway.step.build import build
+from kway.step.build import build, made_before
 from kway.step.core import Outcome, waits_for_figure
 from kway.step.kinds import DEFAULT_KIND
 from kway.step.seeds import preserved
@@ -61,7 +62,7 @@ def parallel(
         raise UsageError(
             f"kway.parallel on {where.plan.devices} devices in a process that is alone",
             "a loop of your own runs once on each rank",
-            f"start it with: kway launch --devices {devices} {Path(sys.argv[0]).name or 'script.py'}",
+            f"start it with: kway launch --devices {spelled(devices)} {Path(sys.argv[0]).name or 'script.py'}",
         )
     world = where.joined or World(device=where.plan.device_set[0], threads=where.threads)
     with (
@@ -88,6 +89,7 @@ class Session:
         self.job, self.world, self.plan = job, world, where.plan
         self.rank, self.size, self.is_main = world.rank, world.size, world.is_main
         self.model: nn.Module = build(job)
+        self._made = made_before(job)
         self._noted = noted_of(job, self.model, held)
         self._facts = facts_of(job, train, where.plan, self.model)
         self.engine = Engine(
@@ -243,9 +245,10 @@ class Session:
         if self.is_main:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                save_weights(state, path)
+                made = self._made | self.engine.made
+                save_weights(state, path, made)
                 if average is not None:
-                    save_weights(average, path.with_name("ema.safetensors"))
+                    save_weights(average, path.with_name("ema.safetensors"), made)
             except OSError as problem:
                 error = UsageError(f"{path} cannot be written: {problem.strerror}")
         failed = self._group.objects(error)[0]

@@ -1,8 +1,8 @@
 """The engine: a job opened on a layout by folding its axes in order."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import Any
 
 import torch
@@ -231,11 +231,13 @@ class Engine:
         """Return ``loss`` (where there is one) and every metric over all samples, each counted once."""
         names = ["loss", *self.job.metrics]
         tally = self.tally(names)
-        for place, _, count, output, target, total, weight in self._forward(shares):
-            if count:
-                row = self._row(place)
-                tally.add("loss", total, weight if self._step.rule.averaged else torch.ones_like(weight), row)
-                measure(self.job.metrics, output, target, count, tally, row)
+        averaged = self._step.rule.averaged
+        with closing(self._forward(shares)) as pieces:
+            for place, _, count, output, target, total, weight in pieces:
+                if count:
+                    row = self._row(place)
+                    tally.add("loss", total, weight if averaged else torch.ones_like(weight), row)
+                    measure(self.job.metrics, output, target, count, tally, row)
         sums = tally.result(self.part.batch_group)
         values = {name: mean(pair) for name, pair in sums.items()}
         if not self._step.rule.averaged:
@@ -243,15 +245,20 @@ class Engine:
         return values
 
     @torch.no_grad()
-    def outputs(self, shares: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield (data set indices, output on the CPU) of this rank's part of every batch."""
+    def outputs(self, shares: Any) -> Generator[tuple[Any, Any], None, None]:
+        """Yield (data set indices, output on the CPU) of this rank's part of every batch. To be closed."""
         cpu = torch.device("cpu")
-        for _, indices, count, output, *_ in self._forward(shares, with_loss=False):
-            if count:
-                yield indices, move(output, cpu)
+        with closing(self._forward(shares, with_loss=False)) as pieces:
+            for _, indices, count, output, *_ in pieces:
+                if count:
+                    yield indices, move(output, cpu)
 
     def _forward(self, shares: Any, with_loss: bool = True) -> Any:
-        """Run the model in evaluation mode over all micro-batches, on all ranks equally often."""
+        """Run the model in evaluation mode over all micro-batches, on all ranks equally often.
+
+        To be closed by the caller, whatever it raises: else modes and random state would be given back when the
+        traceback goes, long after others were set.
+        """
         modes = modes_of(self.model)
         self.model.eval()
         self._step.forget()

@@ -154,9 +154,10 @@ class Loop:
     def _keep_weights(self, folder: Path) -> None:
         """Write the last weights. Raises ``KwayError`` that says what is there where they cannot be written."""
         try:
-            save_weights(self.state, folder / "weights.safetensors")
+            made = self.spec.made | self.engine.made
+            save_weights(self.state, folder / "weights.safetensors", made)
             if self.average is not None:
-                save_weights(self.average, folder / "ema.safetensors")
+                save_weights(self.average, folder / "ema.safetensors", made)
         except OSError as error:
             raise self.saver.no_weights(self.steps, error) from None
 
