@@ -174,6 +174,11 @@ class Session:
             self._say(lines)
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """This rank's optimizer. An option that a loop changes between two steps it changes on every rank alike."""
+        return self.engine.optimizer
+
+    @property
     def step_kind(self) -> str:
         """How steps really run: see ``step_kind`` of ``kway.train``."""
         return self.engine.ran
