@@ -1,6 +1,8 @@
 """Parts of one batch that come in several shapes: found where a collate function of the user's pads them."""
 
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +87,28 @@ def test_a_length_that_is_as_large_as_a_part_is_no_other_shape(length):
     rows = [torch.ones(length) for _ in range(5)]
     for first in (True, False):
         assert found(partial(padded, batch_first=first), 2, rows) == []
+
+
+@dataclass
+class Batch:
+    lines: Any
+    name: str = "one"
+
+
+class Sealed(list):
+    """A list that is made in one way only."""
+
+    def __init__(self, lines):
+        if not isinstance(lines, torch.Tensor):
+            raise ValueError("lines")
+        super().__init__([lines])
+
+
+@pytest.mark.parametrize(
+    "wrap", [Batch, Sealed, lambda lines: {"a": (lines, "text")}, lambda lines: Batch([None, lines])]
+)
+def test_what_holds_the_tensors_may_be_anything_and_is_not_made_anew(wrap):
+    assert "(6,) and (4,)" in found(lambda rows: wrap(padded(rows)[0]), 2)[0]
 
 
 def test_a_part_without_samples_tells_nothing():

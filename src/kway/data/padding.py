@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.utils.data import default_collate
 
 from kway.data.parts import Parts
 from kway.data.share import Share
-from kway.data.structure import mapped
+from kway.data.structure import tensors
 
 # Where samples differ in length, the first batches show it; later ones cost nothing.
 _BATCHES = 64
@@ -58,8 +57,7 @@ def uneven(everyone: Callable[[Any], Sequence[Any]], *shapes: Shapes) -> list[st
 
 def _sizes(batch: Any, count: int) -> Sizes:
     found: Sizes = []
-
-    def look(tensor: torch.Tensor) -> torch.Tensor:
+    for tensor in tensors(batch):
         # What has no row a sample is not padded: samples one after the other, or a graph's edges.
         rest = [] if tensor.is_nested else [int(size) for size in tensor.shape]
         if count in rest:
@@ -67,9 +65,6 @@ def _sizes(batch: Any, count: int) -> Sizes:
             found.append(tuple(rest))
         else:
             found.append(None)
-        return tensor
-
-    mapped(batch, look)
     return found
 
 
