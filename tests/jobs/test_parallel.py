@@ -50,6 +50,29 @@ def loop(context, job, folder):
     return losses, counts, found, str(saved), gathered, prepared, mode, left
 
 
+def by_hand(context, halved):
+    """Train with a rate that the loop itself halves, or that the job halves by a schedule."""
+    half = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    with kway.parallel(job_of(**({} if halved else {"schedule": half})), strategy="data") as p:
+        for batch in p.batches(0):
+            (inputs, targets), count = batch.micro[0]
+            assert torch.equal(inputs, X[batch.indices])
+            assert torch.equal(targets, Y[batch.indices])
+            assert (len(batch.micro), count) == (1, batch.count)
+            p.step(batch)
+            if halved:
+                for group in p.optimizer.param_groups:
+                    group["lr"] /= 2
+    return p.model.state_dict()
+
+
+def test_a_loop_may_change_options_of_its_optimizer_and_look_at_its_tensors(ranks):
+    own, other = (ranks.run(by_hand, halved, size=2) for halved in (True, False))
+    for mine, scheduled in zip(own, other, strict=True):
+        for name, value in scheduled.items():
+            torch.testing.assert_close(mine[name], value, rtol=0, atol=0)
+
+
 def test_every_number_of_ranks_sees_the_same(ranks, tmp_path):
     alone = ranks.run(loop, job_of(), tmp_path, size=1)[0]
     assert alone[1] == [[4], [4], [3]] * 2

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.data.padding import uneven
 from kway.data.parts import Parts, take_apart
 from kway.errors import UsageError
 from kway.job import Job, check_path
@@ -161,6 +162,9 @@ def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], u
     try:
         result = use(engine, loader.epoch(0))
         engine.warn()
+        lines = uneven(engine.mesh.world.objects, loader.shapes)
+        for line in lines if context.world.is_main else []:
+            print(f"kway: {line}", file=sys.stderr, flush=True)
         return result
     finally:
         loader.close()

@@ -16,6 +16,7 @@ from kway.checkpoints.reading import Checkpoint, open_checkpoint
 from kway.checkpoints.writer import Writer
 from kway.comm.turns import Turns
 from kway.data.loader import Share
+from kway.data.padding import uneven
 from kway.data.streams import StreamOrder
 from kway.devices.select import spelled
 from kway.errors import NonFiniteError, UsageError
@@ -122,6 +123,7 @@ class Session:
         self._writer: Writer | None = None
         self._unsaid: list[str] = []
         self._said: list[str] = []
+        self._is_uneven = False
         self._health = torch.zeros((), device=self.engine.device)
         self._notice()
         self._status.at("own code")
@@ -164,10 +166,29 @@ class Session:
 
     def _notice(self) -> None:
         """Say once why steps run otherwise than asked for."""
-        new = [line for line in self.engine.notices if line not in self._said]
+        self._say(self.engine.notices)
+
+    def _say(self, lines: list[str]) -> None:
+        new = [line for line in lines if line not in self._said]
         for line in new:
             self.print(f"kway: {line}", file=sys.stderr)
         self._said += new
+
+    def _compare_shapes(self) -> None:
+        """Say once that parts of one batch came in several shapes. A collective, until it has been said.
+
+        Where ranks meet anyway: the end of an epoch, or of the block, is none of these places.
+        """
+        if not self._is_uneven:
+            loaders = [self._loader] if self._held is None else [self._loader, self._held]
+            lines = uneven(self._group.objects, *(loader.shapes for loader in loaders))
+            self._is_uneven = bool(lines)
+            self._say(lines)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """This rank's optimizer. An option that a loop changes between two steps it changes on every rank alike."""
+        return self.engine.optimizer
 
     @property
     def step_kind(self) -> str:
@@ -187,6 +208,7 @@ class Session:
             self.engine.equalise()
             with self.engine.averaged():
                 figures = self.engine.evaluate(self._held.epoch(0))
+            self._compare_shapes()
         if self._waits and self._judged_at != self.steps:
             self._judged_at = self.steps
             self.engine.schedule.step(figures["loss"])
@@ -236,6 +258,7 @@ class Session:
             return self._save(folder_of(folder) / "weights.safetensors")
 
     def _save(self, path: Path) -> Path:
+        self._compare_shapes()
         state = self.engine.state()
         average = None
         if self.job.ema is not None:
@@ -275,6 +298,7 @@ class Session:
                 "go on from the last checkpoint with a lower learning rate, or clip gradients",
             )
         self.engine.equalise()
+        self._compare_shapes()
         if self.is_main:
             if self._writer is None or self._writer.folder != place:
                 self._end_saving()

@@ -121,8 +121,8 @@ def train(
     ``strategy``: ``"auto"``, ``"single"``, ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"``,
     ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``. ``step_kind``: how a step runs:
     ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``. ``steps`` stops after that many
-    optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs; ``None`` keeps nothing on disk.
-    ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
+    optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs; ``None`` keeps
+    nothing on disk. ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
     validation figure whose best weights are kept: ``"validation_loss"``, the name of a metric, or ``METRIC/KEY``
     of one that returns a dict. ``early_stop``: the figure that ends the run when it was not better in
     ``patience`` validations in a row (``None``: 3); the weights stay those of the last step. Figures that end in

@@ -12,6 +12,7 @@ from kway.checkpoints.reading import Checkpoint
 from kway.comm.mesh import Mesh
 from kway.data.loader import Loader, Share, cut
 from kway.data.order import Indices, bounds
+from kway.data.padding import Shapes
 from kway.data.parts import Parts
 from kway.data.seeds import key
 from kway.devices.cpu import keep_freed_memory
@@ -221,6 +222,10 @@ class Engine:
             micro_batch=self.job.micro_batch,
             shards=self._level.shards(self.part.shards),
         )
+
+    def shapes(self, parts: Parts) -> Shapes:
+        """Return what looks at the shapes of shares that ``cut`` reads of ``parts``."""
+        return Shapes(parts, self._level.shards(self.part.shards))
 
     def _row(self, place: int) -> int:
         """Return the row of a tally in which micro-batch number ``place`` of a share adds up."""

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from kway.checkpoints.reading import open_checkpoint
 from kway.data.loader import Loader
+from kway.data.padding import uneven
 from kway.data.streams import StreamOrder
 from kway.launch.status import Status
 from kway.records import Training
@@ -171,9 +171,11 @@ class Loop:
 
     def _set_up(self) -> list[str]:
         """Return lines for the user about the data and how steps run, known so far on any rank. A collective."""
-        held = [] if self.validation is None else self.validation.held.parts.notices
-        steps = self.engine.mesh.world.objects(self.engine.notices)
-        return [*self.loader.parts.notices, *held, *chain.from_iterable(steps)]
+        loaders = [self.loader] if self.validation is None else [self.loader, self.validation.held]
+        everyone = self.engine.mesh.world.objects
+        data = [line for loader in loaders for line in loader.parts.notices]
+        data += uneven(everyone, *(loader.shapes for loader in loaders))
+        return data + [line for own in everyone(self.engine.notices) for line in own]
 
     def _warn(self, text: str) -> None:
         self.notices.append(text)
