@@ -12,7 +12,6 @@ from torch import nn
 
 from kway.checkpoints.reading import open_checkpoint
 from kway.data.loader import Loader
-from kway.data.padding import uneven
 from kway.data.streams import StreamOrder
 from kway.launch.status import Status
 from kway.records import Training
@@ -29,6 +28,7 @@ from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.requests import STOP, Requests, who_asked
 from kway.training.saving import Position, Saver
+from kway.training.set_up import set_up_notices
 from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
 from kway.training.subject import optimizer_facts
@@ -171,11 +171,8 @@ class Loop:
 
     def _set_up(self) -> list[str]:
         """Return lines for the user about the data and how steps run, known so far on any rank. A collective."""
-        loaders = [self.loader] if self.validation is None else [self.loader, self.validation.held]
-        everyone = self.engine.mesh.world.objects
-        data = [line for loader in loaders for line in loader.parts.notices]
-        data += uneven(everyone, *(loader.shapes for loader in loaders))
-        return data + [line for own in everyone(self.engine.notices) for line in own]
+        held = [] if self.validation is None else [self.validation.held]
+        return set_up_notices(self.engine, self.loader, *held)
 
     def _warn(self, text: str) -> None:
         self.notices.append(text)
