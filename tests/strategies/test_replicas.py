@@ -8,7 +8,7 @@ from torch import nn
 
 import kway
 from kway.strategies import replicas
-from kway.strategies.replicas import checksums
+from kway.strategies.replicas import checksum
 
 X = torch.arange(40.0, dtype=torch.float64).reshape(10, 4) / 40
 Y = X.sum(1, keepdim=True)
@@ -121,22 +121,40 @@ def test_a_parameter_that_one_rank_alone_has_is_named(ranks):
 )
 def test_any_number_that_changes_and_any_two_that_trade_places_change_the_checksum(tensor):
     cpu = torch.device("cpu")
-    own = checksums([tensor], cpu)
-    assert own.shape == (1,)
+    own = checksum([tensor], cpu)
+    assert own.shape == ()
     assert own.dtype == torch.int64
-    assert torch.equal(own, checksums([tensor.clone()], cpu))
+    assert torch.equal(own, checksum([tensor.clone()], cpu))
     for place in range(tensor.numel()):
         other = tensor.clone().contiguous()
         other.view(-1)[place] = 0.3125
-        assert not torch.equal(own, checksums([other], cpu)), place
+        assert not torch.equal(own, checksum([other], cpu)), place
     if tensor.numel() > 1:
-        assert not torch.equal(own, checksums([tensor.clone().contiguous().view(-1).flip(0)], cpu))
+        assert not torch.equal(own, checksum([tensor.clone().contiguous().view(-1).flip(0)], cpu))
 
 
 def test_what_is_longer_than_a_piece_counts_by_place_too(monkeypatch):
     monkeypatch.setattr(replicas, "_PIECE", 3)
     cpu, tensor = torch.device("cpu"), torch.arange(1.0, 11)
     traded = torch.cat([tensor[3:6], tensor[:3], tensor[6:]])
-    one, other, none = checksums([tensor, traded, torch.empty(0)], cpu).tolist()
-    assert one != other
-    assert none == 0
+    assert checksum([tensor], cpu) != checksum([traded], cpu)
+    assert checksum([torch.empty(0)], cpu) == 0
+
+
+def test_tensors_of_several_sizes_count_together(monkeypatch):
+    monkeypatch.setattr(replicas, "_PIECE", 4)
+    cpu = torch.device("cpu")
+    held = [
+        torch.ones(3),
+        torch.ones(2, dtype=torch.float64),
+        torch.empty(0),
+        torch.ones(5),
+        torch.ones(2).half(),
+    ]
+    own = checksum(held, cpu)
+    assert own == checksum([each.clone() for each in held], cpu)
+    for each in held:
+        for place in range(len(each)):
+            each[place] += 1
+            assert own != checksum(held, cpu)
+            each[place] -= 1

@@ -1,6 +1,5 @@
 """Data parallelism: every rank holds the whole model and a share of the global batch."""
 
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -61,7 +60,6 @@ class Data(Axis):
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
         )
-        part.equalise.append(partial(check_shapes, part.model, group, part.device))
         part.equalise.append(partial(check_replicas, part.model, group, part.device))
         part.equalise.append(partial(equalise_buffers, part.model, group, exact))
 
@@ -148,7 +146,7 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
 
     Floating-point buffers get the mean over the ranks, others the first rank's value. Buffers whose ids are
     in ``exact`` are equal by construction and are left alone. Ranks hold buffers of the same shapes: see
-    ``check_shapes``.
+    ``check_replicas``.
     """
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in exact}
     changed = []
@@ -170,26 +168,6 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
                 value = values.double().mean(0) if real.is_floating_point() else values[0]
                 real.copy_(value.view(real.shape))
     return [name for name in buffers if name in changed]
-
-
-def check_shapes(model: nn.Module, group: Group, device: torch.device) -> None:
-    """Raise ``ValueError`` where ranks hold other parameters or buffers. A collective, cheap where they do not."""
-    kinds = {"parameter": model.named_parameters(), "buffer": model.named_buffers()}
-    shapes = {
-        f"{kind} {name!r}": (tuple(tensor.shape), str(tensor.dtype))
-        for kind, held in kinds.items()
-        for name, tensor in held
-    }
-    own = torch.tensor(zlib.crc32(repr(shapes).encode()), device=device)
-    if len(set(group.stack(own).tolist())) == 1:
-        return
-    for rank, others in enumerate(group.objects(shapes)):
-        if others != shapes:
-            name = next(n for n in {**shapes, **others} if shapes.get(n) != others.get(n))
-            raise ValueError(
-                f"{name} is {shapes.get(name)} on rank {group.rank} and {others.get(name)} on rank {rank}: there must "
-                "be one of one shape on all ranks"
-            )
 
 
 AXIS = Data()
