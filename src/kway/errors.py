@@ -51,6 +51,8 @@ class KwayError(Exception):
     """
 
     exit_code = 1
+    # Where a script that ranks ran led to it: that rank's, for whoever prints the message.
+    traceback = ""
 
     def __init__(self, got: str, need: str = "", do: str = "") -> None:
         self.got, self.need, self.do = got, need, do

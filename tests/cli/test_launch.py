@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 
@@ -54,6 +55,58 @@ def test_one_device_runs_the_script_as_it_is(script, leftovers):
     done = kway("--devices", "cpu:1", script, "7")
     assert (done.returncode, done.stderr) == (7, "")
     assert done.stdout.startswith("['7'] None")
+
+
+@pytest.mark.parametrize(("name", "code"), [("RefusedError", 2), ("StoppedError", 75), ("KwayError", 1)])
+def test_an_error_of_kway_s_ends_a_script_alike_on_any_number_of_devices(tmp_path, name, code, leftovers):
+    path = tmp_path / "own.py"
+    path.write_text(f"import kway\ndef ask():\n    raise kway.{name}('it', 'is refused')\nask()\n")
+    shown = [
+        "Traceback (most recent call last):",
+        f'  File "{path}", line 4, in <module>',
+        "    ask()",
+        f'  File "{path}", line 3, in ask',
+        f"    raise kway.{name}('it', 'is refused')",
+        f"kway.errors.{name}: it: is refused",
+        "kway: error: it: is refused",
+    ]
+    for flags in (["--devices", "cpu:1"], ["--devices", "cpu:2"]):
+        done = kway(*flags, str(path))
+        assert (done.returncode, done.stderr.splitlines()) == (code, shown)
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_one_device_gives_a_script_all_that_python_would(tmp_path, module, leftovers):
+    """Its traceback without a line of kway's, its input, its main module, and its end by a signal."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import multiprocessing, os, pickle, sys\n"
+        "class Point: pass\n"
+        "def say(): print(type(pickle.loads(pickle.dumps(Point()))).__name__, sys.argv[1:], flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=say)\n"
+        "    process.start()\n"
+        "    process.join()\n"
+        "    say()\n"
+        "    print(sys.stdin.read(), sys.path[0] == os.getcwd(), flush=True)\n"
+        "    raise {'own': ValueError, 'stop': KeyboardInterrupt}[sys.argv[1]](sys.argv[1])\n"
+    )
+    target = ["-m", "own"] if module else [str(path)]
+    for word, kind, code in (("own", "ValueError", 1), ("stop", "KeyboardInterrupt", -signal.SIGINT)):
+        done = subprocess.run(
+            [sys.executable, "-m", "kway", "launch", "--devices", "cpu:1", *target, word],
+            input="typed",
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert done.returncode == code, done.stderr
+        assert done.stdout.splitlines() == [f"Point ['{word}']", f"Point ['{word}']", "typed True"]
+        first, where, _, last = done.stderr.splitlines()
+        assert first == "Traceback (most recent call last):"
+        assert where.strip() == f'File "{path}", line 10, in <module>'
+        assert last.startswith(kind)
 
 
 def test_a_flag_of_kway_s_after_the_script_is_handed_on_with_a_warning(script, monkeypatch, capsys):

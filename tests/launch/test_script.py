@@ -98,7 +98,7 @@ def test_a_rank_that_fails_ends_the_others_and_keeps_its_code(script, leave, cod
     if cause != "SyntaxError":
         assert caught.value.rank == 1
     if code == 1 and "exit" not in leave:
-        assert "script_rank.py" not in caught.value.traceback
+        assert "kway/launch" not in caught.value.traceback
         assert (tmp_path / f"rank-{caught.value.rank}.log").read_text().endswith(caught.value.traceback)
 
 
@@ -194,6 +194,27 @@ def test_a_stream_that_cannot_be_flushed_fails_a_script_as_it_does_in_python(scr
         launch(script(TEE), ["tee"], ["cpu"] * 2, echo=False)
     assert caught.value.exit_code == 120
     launch(script(TEE), ["none"], ["cpu"] * 2, echo=False)
+
+
+@pytest.mark.usefixtures("forks")
+@pytest.mark.parametrize("replaced", ["tee", "none"])
+def test_a_rank_that_left_is_blamed_with_who_waited_whatever_became_of_its_output(script, replaced):
+    path = script(
+        TEE + "from kway.launch.status import STEP, here\n"
+        "status = here()\n"
+        "status.at(STEP, 2)\n"
+        "if rank == 1:\n"
+        "    with status.waiting.inside('all-reduce'): time.sleep(0.5)\n"
+        "    raise RuntimeError('Connection closed by peer')\n"
+        # Before or after it is missed.
+        "time.sleep(float(sys.argv[2]))\n"
+    )
+    for leaves in ("0", "0.8"):
+        with pytest.raises(RankError, match=r"; rank 1 waited for it in step 2$") as caught:
+            launch(path, [replaced, leaves], ["cpu"] * 2, echo=False)
+        code = 120 if replaced == "tee" else 0
+        assert f"ended early: its process left with exit code {code}" in str(caught.value)
+        assert (caught.value.rank, caught.value.exit_code) == (0, code or 1)
 
 
 def test_temporary_files_of_multiprocessing_go_with_the_script(script, tmp_path, monkeypatch):

@@ -171,8 +171,9 @@ def job_of(model=Sleeps, **more):
 
 @pytest.fixture
 def two():
-    """Two ranks of this test's own."""
+    """Two ranks of this test's own, which have started: a loaded machine takes longer for that than for the rest."""
     with Ranks(["cpu"] * 2, threads=1, echo=False) as ranks:
+        ranks.run(lambda context: None)
         yield ranks
 
 

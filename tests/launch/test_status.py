@@ -1,12 +1,11 @@
 """What ranks say they are at, read by another process while they write."""
 
 import os
-import struct
 import threading
 
 import pytest
 
-from kway.launch.status import BOARD, PHASES, STEP, VARIABLE, Board, Status, announce, here, watched
+from kway.launch.status import _LINE, BOARD, PHASES, STEP, VARIABLE, Board, Status, announce, here, watched
 
 
 @pytest.fixture
@@ -90,12 +89,51 @@ def test_a_line_is_never_read_half_written(board):
     assert len({report.step for report in seen}) > 1
 
 
-def test_a_rank_that_was_stopped_while_it_wrote_is_still_read(board):
+@pytest.mark.parametrize("phase", ["", "input", "save"])
+def test_a_rank_that_stands_still_in_the_middle_of_writing_is_where_it_was_before(board, phase):
+    """``pack_into`` clears what it writes to, then writes number after number: it is stopped after each byte."""
+    status, steps = Status.open(board.path, 1), 0
+    if phase:
+        status.at(phase, steps := 9)
+        if phase == "save":  # the other of its two places
+            status.beat()
+    here, old = status._next, bytes(status._memory)
+    status.at("evaluate", 10)
+    new = bytes(status._memory)
+    line = slice(here, here + _LINE.size)
+    for cut in range(_LINE.size - 7):  # with the first byte of the last number it is whole
+        for rest in (bytes(_LINE.size), old[line]):
+            # Clearing from either end, over what stood there, and writing over what is cleared.
+            for torn in (new[line][:cut] + bytes(_LINE.size - cut), bytes(cut) + rest[cut:]):
+                status._memory[line] = torn
+                seen = board.read()[1]
+                assert (seen.phase, seen.step) == (phase, steps)
+    status._memory[line] = new[line]
+    assert (board.read()[1].phase, board.read()[1].step) == ("evaluate", 10)
+
+
+def test_a_line_that_never_stands_still_is_as_it_was_read_last(board, monkeypatch):
     status = Status.open(board.path, 0)
     status.at("save", 9)
-    # As if it stood between the first number of a line and the last.
-    struct.pack_into("=Q", status._memory, 0, 77)
-    assert (board.read()[0].phase, board.read()[0].step) == ("save", 9)
+    seen = board.read()
+    monkeypatch.setattr("kway.launch.status._TRIES", 1)
+    status.at("input", 10)
+    assert board.read() == seen
+    board.clear()
+    assert board.read()[0].phase == ""
+
+
+def test_what_an_earlier_task_of_the_rank_wrote_is_never_the_newest(board):
+    earlier = Status.open(board.path, 2)
+    for _ in range(5):
+        earlier.at("save", 9)
+    for count in (1, 2, 3):
+        later = Status.open(board.path, 2)
+        for _ in range(count):
+            later.at("start")
+            assert (board.read()[2].phase, later.report().phase) == ("start", "start")
+        later.waiting.begun()
+        assert board.read()[2].calls == 1
 
 
 def test_a_process_finds_the_line_that_its_parent_gave_it_and_passes_it_to_no_other(board, monkeypatch):

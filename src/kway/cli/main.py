@@ -16,7 +16,7 @@ from typing import Any
 from kway import __version__
 from kway.cli._parser import Parser
 from kway.cli._screen import Screen, discard, screens
-from kway.errors import KwayError, RankError, StoppedError
+from kway.errors import KwayError, StoppedError
 from kway.launch.descriptors import open_missing
 from kway.launch.interrupt import EndedBySignal, ignore_wishes, signals_held, signals_raise
 from kway.launch.semaphores import cleared_quietly
@@ -152,7 +152,7 @@ def _report(error: KwayError) -> None:
     text = str(error)
     with contextlib.suppress(OSError, ValueError):
         print(end="", flush=True)
-    if isinstance(error, RankError) and error.traceback:
+    if error.traceback:
         traceback = error.traceback.rstrip()
         print(traceback, file=sys.stderr)
         text = text.removeprefix(traceback).lstrip("\n")

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +78,23 @@ class Crew:
         """Yield what ranks say and that they end: see ``kway.launch.listen``."""
         return listen(self._processes)
 
-    def first_failure(self, messages: Iterator[tuple[int, str, Any]], found: Failure) -> Failure:
+    def first_failure(
+        self, messages: Iterator[tuple[int, str, Any]], found: Failure, done: Collection[int] = ()
+    ) -> Failure:
         """Return the first failure in time, where ``found`` is the first that was heard.
 
-        Where all only follow from the end of another, a rank that left with exit code 0 meanwhile is the cause.
+        Where all only follow from the end of another, a rank that left meanwhile is the cause: with exit code 0, or one
+        that had said that it is ``done`` with Python's own for output that cannot be flushed.
         What ranks printed until then has been passed on, and the traceback stands in the rank's log.
         """
         failures = {found.rank: found}
         left: list[Failure] = []
-        heard = time.monotonic()
+        heard, through = time.monotonic(), set(done)
         for rank, kind, value in messages:
-            if kind == "ended" and value == 0 and rank not in failures:
-                left.append(failure.of_exit_status(rank, 0))
+            if kind == "done":
+                through.add(rank)
+            elif kind == "ended" and rank not in failures and failure.is_leaving(value, rank in through):
+                left.append(failure.of_leaving(rank, value))
             elif kind in {"failure", "ended"} and rank not in failures:
                 failures[rank] = failure.of_message(rank, kind, value)
             grace = _GRACE_S

@@ -5,10 +5,10 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from kway.errors import KwayError, RankError, line_of, text_of
+from kway.launch.own_frames import without_own_frames
 from kway.worker_deaths import death, shared_memory, too_little_shared_memory
 
 # What the survivors of a dead peer report: true, but never the cause.
@@ -25,9 +25,6 @@ _CONSEQUENCES = (
     "ncclremoteerror",
     "timed out waiting",
 )
-_OWN_FRAMES = {str(Path(__file__).with_name(name)) for name in ("worker.py", "script_rank.py")} | {
-    "<frozen runpy>"
-}
 _CONSEQUENCE_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # How what torch itself raises begins or goes on where a device or a connection is lost.
 _LOST_DEVICE, _LOST_PEER = ("CUDA error", "NCCL"), "gloo/transport"
@@ -41,7 +38,7 @@ class Failure:
 
     ``cause``: one line; ``words``: the whole message of an exception. ``error`` is the rank's exception as a payload,
     where it is one of kway's own. ``died``: see ``RankError``.
-    ``aborted``: the process ended itself by SIGABRT, and may have said why.
+    ``aborted``: the process ended itself by SIGABRT, and may have said why. ``left_early``: it left as if all was done.
     """
 
     rank: int
@@ -54,6 +51,7 @@ class Failure:
     died: bool = False
     aborted: bool = False
     words: str = ""
+    left_early: bool = False
 
     @property
     def is_consequence(self) -> bool:
@@ -82,7 +80,7 @@ def of_exception(rank: int, error: BaseException) -> Failure:
             kept = dump(error)
         except Exception:  # an error that cannot travel is still reported, by its text
             kept = None
-    lines = traceback.format_exception(_without_frames_of_kway(error))
+    lines = traceback.format_exception(without_own_frames(error))
     cause = line_of(error) + _of_loader(rank, error)
     whole, kind = text_of(error), type(error).__name__
     return Failure(rank, when, 1, cause, kind, "".join(lines), kept, _is_loss(error), words=whole)
@@ -135,11 +133,24 @@ def of_exit_status(rank: int, status: int) -> Failure:
         cause = f"its process was killed by {name}{hint}"
         return Failure(rank, now, 128 - status, cause, died=not aborted, aborted=aborted)
     if status == 0:
-        return Failure(
-            rank, now, 1, "ended early: its process left with exit code 0 before its work was done"
-        )
+        return of_leaving(rank, status)
+    return Failure(rank, now, status, _leaving(status))
+
+
+def is_leaving(status: int, done: bool) -> bool:
+    """Whether this is how a process ends that has nothing more to do. ``done``: it had come to its work's end."""
+    return status == 0 or (status == UNFLUSHED and done)
+
+
+def of_leaving(rank: int, status: int) -> Failure:
+    """Describe a rank that had nothing more to do, though others could not do without it."""
+    cause = f"ended early: {_leaving(status)} before its work was done"
+    return Failure(rank, time.monotonic(), status or 1, cause, left_early=True)
+
+
+def _leaving(status: int) -> str:
     hint = " (Python's own: sys.stdout or sys.stderr could not be flushed)" if status == UNFLUSHED else ""
-    return Failure(rank, now, status, f"its process left with exit code {status}{hint}")
+    return f"its process left with exit code {status}{hint}"
 
 
 def explained(failure: Failure, written: str) -> Failure:
@@ -171,12 +182,3 @@ def to_error(failure: Failure) -> KwayError:
         if isinstance(error, KwayError):
             return error
     return RankError(failure.rank, failure.exit_code, failure.cause, failure.traceback, failure.died)
-
-
-def _without_frames_of_kway(error: BaseException) -> BaseException:
-    """Drop the outermost frames, which are the rank's own, so that a traceback begins with the user's code."""
-    trace = error.__traceback__
-    while trace is not None and _OWN_FRAMES & {trace.tb_frame.f_code.co_filename}:
-        trace = trace.tb_next
-    # What is left without a frame was raised by the rank itself: worth showing, but for a script's bad syntax.
-    return error.with_traceback(trace) if trace is not None or isinstance(error, SyntaxError) else error

@@ -11,19 +11,22 @@ from pathlib import Path
 
 from kway.errors import UsageError
 from kway.launch import address, failure
+from kway.launch.as_main import working_folder
 from kway.launch.crew import Crew
 from kway.launch.descriptors import enough, open_missing
 from kway.launch.failure import Failure
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.process import SOURCES
-from kway.launch.script_rank import Script, working_folder
+from kway.launch.script_rank import Script
 from kway.launch.stall import StallWatch, waited_for
 from kway.launch.status import BOARD, Board
 from kway.launch.temporary import needs_room, temporary_folder
 from kway.paths import check_reachable
 
 _LEAVE_S = 3.0
+# As for a rank: the current folder is out of the way until the script's own path is there.
+_ALONE = "import sys; sys.path.insert(0, sys.argv[1]); from kway.launch.script_alone import main; main()"
 
 
 def launch(
@@ -88,13 +91,23 @@ def replace_this_process(
 ) -> None:
     """Become ``python target arguments...`` on one device: no rank variables, the same terminal and signals.
 
+    Only an error of kway's that the script does not catch ends it as on several devices: with the error's exit code.
     Does not return. Raises ``UsageError`` as ``launch`` does.
     """
     check(target, module)
     environment = address.environment(devices, None)
     sys.stdout.flush()
     sys.stderr.flush()
-    command = [sys.executable, *(["-m"] if module else []), target, *arguments]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        _ALONE,
+        SOURCES,
+        "module" if module else "file",
+        target,
+        *arguments,
+    ]
     os.execve(sys.executable, command, environment)
 
 
@@ -164,19 +177,21 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Boa
     for rank, kind, value in messages:
         if kind == "done":
             done.add(rank)
-        elif kind == "ended" and (value == 0 or (value == failure.UNFLUSHED and rank in done)):
+        elif kind == "ended" and failure.is_leaving(value, rank in done):
             # The script is through either way: what becomes of the others counts first.
             left[rank] = value
             if len(left) == crew.size:
                 break
         elif kind in {"failure", "ended"}:
-            found = crew.first_failure(messages, failure.of_message(rank, kind, value))
+            found = crew.first_failure(messages, failure.of_message(rank, kind, value), done)
             if found.is_consequence and left:
                 # Nobody failed before: the others missed the rank that was already done.
-                found = failure.of_exit_status(*next(iter(left.items())))
+                found = failure.of_leaving(*next(iter(left.items())))
             fail(found.rank)
-            found = _compared(found, board)
-            raise failure.to_error(found)
+            error = failure.to_error(_compared(found, board))
+            # An error of kway's, too, comes with the lines of the script that led to it.
+            error.traceback = found.traceback
+            raise error
         elif kind == "quiet":
             watch.look(crew.note)
     crew.drain()
@@ -191,7 +206,7 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Boa
 
 def _compared(found: Failure, board: Board) -> Failure:
     """Add to a rank that is blamed for leaving early who waited for it: that one may have done too much."""
-    if found.cause != failure.of_exit_status(found.rank, 0).cause:
+    if not found.left_early:
         return found
     waited = waited_for(found.rank, board.read())
     return replace(found, cause=f"{found.cause}; {waited}") if waited else found

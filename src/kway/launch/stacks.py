@@ -12,11 +12,12 @@ import signal
 import time
 from pathlib import Path
 
+from kway.launch.own_frames import OWN
+
 _SIGNAL = getattr(signal, "SIGUSR2", None)
 _POLL_S = 0.02
 _THREADS = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
-_OWN = {str(Path(__file__).with_name(name)) for name in ("worker.py", "script_rank.py")}
 
 
 def _file(folder: Path, rank: int) -> Path:
@@ -57,7 +58,7 @@ def readable(dump: str) -> str:
     """
     # The main thread is the oldest, and the oldest comes last.
     frames = _FRAME.findall(_THREADS.split(dump)[-1])[::-1]
-    while len(frames) > 1 and (frames[0][0].startswith("<") or frames[0][0] in _OWN):
+    while len(frames) > 1 and (frames[0][0].startswith("<") or frames[0][0] in OWN):
         frames = frames[1:]
     frames = [frame for frame in frames if not frame[0].startswith("<frozen importlib")]
     lines = []

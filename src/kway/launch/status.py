@@ -3,6 +3,7 @@
 import mmap
 import os
 import struct
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -37,13 +38,16 @@ COLLECTIVES = (
     "turn",
 )
 _KINDS = {name: code for code, name in enumerate(COLLECTIVES)}
-# Number of the writing, step, collectives begun, time of the last sign, phase, inside a collective, which one, number
-# again.
+# Number of the writing (from 1), step, collectives begun, time of the last sign, phase, inside a collective, which
+# one, number again.
 _LINE = struct.Struct("=QqQdBBB5xQ")
 _CALLS_AT = 16
-_write_line, _write_calls, _now = _LINE.pack_into, struct.Struct("=Q").pack_into, time.monotonic
-# A cache line each: ranks do not disturb each other.
-_STRIDE = 64
+_write_line, _now = _LINE.pack_into, time.monotonic
+# A line is written into two places in turn, so that one of them is whole whenever its rank is stopped or made to wait
+# for a core in the middle of writing. A cache line each: ranks do not disturb each other.
+_PLACE = 64
+_STRIDE = 2 * _PLACE
+_WORD = 8
 _TRIES = 100
 VARIABLE = "KWAY_STATUS"
 BOARD = "status"
@@ -82,8 +86,15 @@ class Status:
 
     def __init__(self, memory: Any = None, rank: int = 0) -> None:
         self._memory = bytearray(_STRIDE * (rank + 1)) if memory is None else memory
-        self.rank, self._place = rank, rank * _STRIDE
-        self._turn = self._calls = self._code = self._step = self._kind = 0
+        # To set a single number: where ``pack_into`` clears it first, this is seen before or after.
+        self._words = memoryview(self._memory).cast("Q")
+        self.rank = rank
+        # Who wrote this line before, for an earlier task, must not count as the newer.
+        first = rank * _STRIDE
+        self._place, line = _newest(self._memory, rank) or (first, bytes(_LINE.size))
+        self._next = 2 * first + _PLACE - self._place
+        self._turn = _LINE.unpack(line)[0]
+        self._calls = self._code = self._step = self._kind = 0
         self._inside = False
         self.waited_s = 0.0
         self.waiting = _Waiting(self)
@@ -122,13 +133,15 @@ class Status:
 
     def report(self) -> Report:
         """Return what the line says."""
-        return _read(self._memory, self.rank)
+        return _read(self._memory, self.rank) or _silent(self.rank)
 
     def _write(self, now: float) -> None:
         self._turn = turn = self._turn + 1
+        place = self._next
+        self._next, self._place = self._place, place
         _write_line(
             self._memory,
-            self._place,
+            place,
             turn,
             self._step,
             self._calls,
@@ -141,8 +154,8 @@ class Status:
 
     def _begin(self) -> None:
         self._calls += 1
-        # One aligned number, which a reader sees before or after: the line need not be written anew for it.
-        _write_calls(self._memory, self._place + _CALLS_AT, self._calls)
+        # One aligned number: the line need not be written anew for it.
+        self._words[(self._place + _CALLS_AT) // _WORD] = self._calls
 
     def _enter(self) -> float:
         self._calls += 1
@@ -192,32 +205,58 @@ class Board:
         path.write_bytes(bytes(_STRIDE * size))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
+        self._last = [_silent(rank) for rank in range(size)]
 
     def clear(self) -> None:
         """Forget what was said. Only while no rank writes."""
         self._memory[:] = bytes(len(self._memory))
+        self._last = [_silent(rank) for rank in range(self.size)]
 
     def read(self, size: int | None = None) -> list[Report]:
-        """Return where the first ``size`` ranks (all, where ``None``) are, in rank order."""
-        return [_read(self._memory, rank) for rank in range(self.size if size is None else size)]
+        """Return where the first ``size`` ranks (all, where ``None``) are, in rank order.
+
+        What cannot be read says nothing: that rank is where it was seen last.
+        """
+        for rank in range(self.size if size is None else size):
+            self._last[rank] = _read(self._memory, rank) or self._last[rank]
+        return self._last[:size]
 
     def close(self) -> None:
         """Let go of the file."""
         self._memory.close()
 
 
-def _read(memory: Any, rank: int) -> Report:
-    """Read a line as it was written. A rank that was stopped in the middle of writing is read as it stands."""
-    place = rank * _STRIDE
-    before = b""
-    # The same twice, and whole at the second time: then no writing began before the first was over.
+def _newest(memory: Any, rank: int) -> tuple[int, bytes] | None:
+    """Return place and bytes of the line that a rank wrote last to its end.
+
+    ``None`` where it wrote without a pause. One that stands still, wherever, has left one of both places whole.
+    """
+    begin, before = rank * _STRIDE, b""
     for _ in range(_TRIES):
-        line = bytes(memory[place : place + _LINE.size])
-        if line == before and line[:8] == line[-8:]:
-            break
-        before = line
-    _, step, calls, since, code, inside, kind, _ = _LINE.unpack(line)
+        both = bytes(memory[begin : begin + _STRIDE])
+        # The same twice, and whole at the second time: then no writing there began before the first was over.
+        found = [
+            (begin + at, both[at : at + _LINE.size])
+            for at in (0, _PLACE)
+            if both[at : at + _PLACE] == before[at : at + _PLACE]
+            and both[at : at + _WORD] == both[at + _LINE.size - _WORD : at + _LINE.size]
+        ]
+        if found:
+            return max(found, key=lambda place: int.from_bytes(place[1][:_WORD], sys.byteorder))
+        before = both
+    return None
+
+
+def _read(memory: Any, rank: int) -> Report | None:
+    found = _newest(memory, rank)
+    if found is None:
+        return None
+    _, step, calls, since, code, inside, kind, _ = _LINE.unpack(found[1])
     return Report(rank, step, calls, since, PHASES[code], bool(inside), COLLECTIVES[kind])
+
+
+def _silent(rank: int) -> Report:
+    return Report(rank, 0, 0, 0.0, "", False)
 
 
 def announce(path: Path, rank: int, watched: bool) -> None:
