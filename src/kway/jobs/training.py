@@ -225,7 +225,7 @@ def train(
                 results, where, more = run_again(where, once, restarts, shards, tell, stop)
             told = [*told, *more]
         else:
-            # Ranks of their own have a copy of the loss as well: a callback that changes it changes nothing anywhere.
+            # Ranks of their own have a copy of the loss as well: a callback that changes a module changes nothing.
             own = replace(spec, job=replace(sent, loss=_own(job.loss)))
             results = where.run(
                 run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall

@@ -112,7 +112,7 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
             doubts,
             changed,
         )
-    placed = Followed(builtin, device, floating, _by_element)
+    placed = Followed(builtin, device, floating, _by_element, fixed=("reduction",))
     reduction = str(builtin.reduction)
     if reduction == "mean" and isinstance(builtin, nn.KLDivLoss) and _kl_mean_is_by_sample():
         reduction = "batchmean"
