@@ -60,7 +60,8 @@ def filled(loss):
 
 
 CHANGES = [
-    other_factor, other_in_list, in_place_in_list, other_in_nested, in_place_in_nested, number_in_nested, buffer, filled,
+    other_factor, other_in_list, in_place_in_list, other_in_nested, in_place_in_nested, number_in_nested, buffer,
+    filled,
 ]  # fmt: skip
 
 
