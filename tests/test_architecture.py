@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 # Lower rooms first. Rooms in one entry do not import each other, except on the ground floor.
-GROUND = ("errors", "units", "records", "registry", "world", "job", "worker_deaths", "by_value")
+GROUND = ("errors", "units", "records", "registry", "world", "job", "worker_deaths", "by_value", "paths")
 LAYERS = (
     GROUND,
     ("devices", "launch", "comm", "data", "checkpoints", "report", "zoo"),
@@ -39,7 +39,7 @@ MUTATORS = {
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
-    "__version__",
+    "ReplicaError", "__version__",
 }  # fmt: skip
 
 Problems = list[str]

@@ -35,18 +35,18 @@ def test_a_class_of_losses_is_taken_as_one_that_is_made():
     ("given", "said"),
     [
         ({"loss": Weighted}, r"loss Weighted, .* 'weight': .*; pass one that is made: Weighted\(...\)"),
-        ({"loss": "mse"}, "loss is a str: it must be callable"),
-        ({"optimizer": OPTIMIZER}, r"optimizer is a SGD: .*; .* pass partial\(torch.optim.SGD, lr="),
+        ({"loss": "mse"}, r"loss is 'mse': it must be callable; pass nn.CrossEntropyLoss\(\), say"),
+        ({"optimizer": OPTIMIZER}, r"optimizer is of type SGD: .*; .* pass partial\(torch.optim.SGD, lr="),
         (
             {"schedule": torch.optim.lr_scheduler.StepLR(OPTIMIZER, 3)},
-            r"schedule is a StepLR: .*; .* pass partial\(torch.optim.lr_scheduler.StepLR, step_size=",
+            r"schedule is of type StepLR: .*; .* pass partial\(torch.optim.lr_scheduler.StepLR, step_size=",
         ),
         (
             {"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau(OPTIMIZER)},
             r"pass partial\(torch.optim.lr_scheduler.ReduceLROnPlateau, \.\.\.\)",
         ),
-        ({"metrics": kway.accuracy}, r"metrics is a function: .*; pass {\"accuracy\": kway.accuracy}"),
-        ({"metrics": [kway.accuracy]}, r"metrics is a list: .*; pass {\"accuracy\": kway.accuracy}"),
+        ({"metrics": kway.accuracy}, r"metrics is of type function: .*; pass {\"accuracy\": kway.accuracy}"),
+        ({"metrics": [kway.accuracy]}, r"metrics is of type list: .*; pass {\"accuracy\": kway.accuracy}"),
         ({"loss": torch.optim.SGD}, r"loss is the class SGD: .*\(nn.Module\).*; pass nn.CrossEntropyLoss"),
         ({"shuffle": "no"}, "shuffle='no': it must be True or False"),
         ({"shuffle": 3}, "shuffle=3: it must be True or False"),
@@ -57,7 +57,7 @@ def test_a_class_of_losses_is_taken_as_one_that_is_made():
         ({"init": ByDescriptor()}, "init=.*: it must be a path"),
         ({"init": ""}, "init='': an empty text names nothing"),
         ({"init": "a\0b"}, "no path holds a null character"),
-        ({"metrics": {"accuracy": 0.5}}, "metric 'accuracy' is a float: it must be callable"),
+        ({"metrics": {"accuracy": 0.5}}, "metric 'accuracy' is of type float: it must be callable"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_pass(given, said):

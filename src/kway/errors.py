@@ -8,6 +8,7 @@
         ``StallError``: a rank made no progress for too long. Carries its stack.
     ``NonFiniteError``: the loss became NaN or infinite.
     ``MispairedError``: ranks took other batches, or called other collectives, than each other.
+    ``ReplicaError``: the copies of the weights that ranks hold differ.
     ``StoppedError``: the run was asked to stop, and left a checkpoint. Exit code 75.
 """
 
@@ -82,6 +83,10 @@ class NonFiniteError(KwayError):
 
 class MispairedError(KwayError):
     """In one step ranks took other batches or called other collectives than each other: numbers went astray."""
+
+
+class ReplicaError(KwayError):
+    """The copies of the weights that ranks hold differ. The message names a parameter and the ranks."""
 
 
 class StoppedError(KwayError):

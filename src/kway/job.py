@@ -110,7 +110,7 @@ class Job:
         for what in ("model", "optimizer", "loss", "penalty", "schedule"):
             value = getattr(self, what)
             if not callable(value) and not (what in _MAY_BE_LEFT_OUT and value is None):
-                raise UsageError(f"{what} is a {type(value).__name__}", "it must be callable", _advice(value))
+                raise UsageError(_of_type(what, value), "it must be callable", _advice(value, what))
         if isinstance(self.loss, type):
             # Called with output and target, a class would make an object of them.
             object.__setattr__(self, "loss", _loss_of(self.loss))
@@ -136,13 +136,15 @@ class Job:
             raise UsageError(f"ema={self.ema!r}", "it must be a number between 0 and 1, without both")
         if not isinstance(self.metrics, Mapping):
             raise UsageError(
-                f"metrics is a {type(self.metrics).__name__}",
+                _of_type("metrics", self.metrics),
                 "it must be a dict of functions by name",
                 'pass {"accuracy": kway.accuracy}, say',
             )
         for name, metric in self.metrics.items():
             if not callable(metric):
-                raise UsageError(f"metric {name!r} is a {type(metric).__name__}", "it must be callable")
+                raise UsageError(
+                    _of_type(f"metric {name!r}", metric), "it must be callable", _advice(metric, "metric")
+                )
             check_figure(name, f"a metric named {name!r}")
 
     @property
@@ -177,8 +179,24 @@ def _is_fraction(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1
 
 
-def _advice(value: Any) -> str:
+def _of_type(what: str, value: Any) -> str:
+    return f"{what} is {value!r}" if isinstance(value, str) else f"{what} is of type {type(value).__name__}"
+
+
+# What is meant where a name is given: of names only the command line knows some.
+_FOR_EXAMPLE = {
+    "model": "pass the class, or a function that makes it",
+    "optimizer": "pass partial(torch.optim.SGD, lr=...), say",
+    "loss": "pass nn.CrossEntropyLoss(), say",
+    "schedule": "pass partial(torch.optim.lr_scheduler.StepLR, step_size=...), say",
+    "metric": "pass kway.accuracy, say",
+}
+
+
+def _advice(value: Any, what: str) -> str:
     kind = type(value).__name__
+    if isinstance(value, str):
+        return _FOR_EXAMPLE.get(what, "")
     if hasattr(value, "param_groups"):
         return f"every device makes its own: pass partial(torch.optim.{kind}, lr=...)"
     if hasattr(value, "optimizer") and hasattr(value, "last_epoch"):

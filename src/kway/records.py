@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from kway.errors import UsageError
+from kway.paths import check_reachable
 from kway.units import ulps_text
 
 
@@ -86,6 +87,7 @@ class Record:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a record from its file, or from ``KIND.json`` in a folder."""
+        check_reachable("record", path)
         file = path / f"{cls.kind}.json" if path.is_dir() else path
         try:
             data = json.loads(file.read_text())

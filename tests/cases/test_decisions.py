@@ -159,6 +159,10 @@ def test_h04_what_cannot_be_judged_is_refused_before_anything_starts(what):
         kway.train(growing(WORSE, validation=None), devices="cpu:2", **{what: "m"})
     with pytest.raises(kway.UsageError, match="patience=0"):
         kway.train(job, devices="cpu:2", early_stop="m", patience=0)
+    with pytest.raises(
+        kway.UsageError, match=r'patience=1 without early_stop: .*; name a figure: early_stop="va'
+    ):
+        kway.train(job, devices="cpu:2", patience=1)
 
 
 class Falls(nn.Module):

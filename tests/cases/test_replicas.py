@@ -72,6 +72,29 @@ def test_a_loop_may_draw_between_steps(ranks, exactness):
     assert all(torch.equal(a, b) for weights in found for a, b in zip(weights, found[0], strict=True))
 
 
+def left_elsewhere(context):
+    """Draw after a step that leaves each rank's generators where they were, as one that is done by a recording does."""
+    with kway.parallel(job_of(), strategy="data") as p:
+        run, found = p.engine._runner.run, []
+
+        def replayed(*arguments):
+            outcome = run(*arguments)
+            torch.manual_seed(p.rank)
+            return outcome
+
+        p.engine._runner.run = replayed
+        for batch in p.batches(0):
+            p.step(batch)
+            found.append(float(torch.rand(())))
+        return found
+
+
+def test_what_a_loop_draws_between_steps_does_not_depend_on_how_they_are_taken(ranks):
+    one, other = ranks.run(left_elsewhere)
+    assert one == other
+    assert len(set(one)) == len(one)
+
+
 class Weighted(nn.Module):
     """A loss with a factor that a loop changes."""
 
@@ -290,9 +313,24 @@ def test_gradients_by_frequency_are_refused_where_a_batch_is_cut(size, more, opt
         kway.train(job, devices=f"cpu:{size}", epochs=1, echo=False, **options)
 
 
+def masked(output, target):
+    losses = nn.functional.cross_entropy(output, target, reduction="none")
+    mask = (target > 0).to(losses.dtype)
+    return (losses * mask).sum(), mask.sum()
+
+
 @pytest.mark.parametrize("exactness", ["math", "bits"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_batch_whose_labels_are_all_ignored_moves_nothing(ranks, size, exactness):
-    job = job_of(data=(X, torch.full_like(Y, -100)))
+@pytest.mark.parametrize(
+    ("label", "loss"),
+    [
+        (-100, nn.CrossEntropyLoss()),
+        (0, nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))),
+        (0, masked),
+    ],
+    ids=["ignored", "class weight 0", "mask"],
+)
+def test_a_batch_of_which_nothing_counts_moves_nothing(ranks, size, exactness, label, loss):
+    job = job_of(data=(X, torch.full_like(Y, label)), loss=loss)
     for weights in ranks.run(stepped, job, lambda p: None, exactness, size=size):
         assert all(weight.isfinite().all() for weight in weights)

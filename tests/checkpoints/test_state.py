@@ -229,7 +229,7 @@ def deep():
         ({"d": torch.float32}, r"state\['d'\] is a torch.dtype"),
         ({"g": torch.Generator()}, r"state\['g'\] is a torch.*Generator"),
         ([torch.ones(2, device="meta")], r"state\[0\] is a tensor on the meta device"),
-        ([torch.eye(2).to_sparse()], r"state\[0\] is a tensor of layout torch.sparse_coo"),
+        ([torch.eye(2).to_sparse_csr()], r"state\[0\] is a tensor of layout torch.sparse_csr"),
         ({Custom: 1}, r"the key .* of state is a builtins.type"),
         ({torch.ones(1): 1}, r"state has a tensor as a key"),
         ({"c": cycle()}, r"state\['c'\]\[1\]\['again'\] contains itself"),
@@ -267,3 +267,15 @@ def test_parameters_come_back_as_plain_tensors(tmp_path):
     back = through_disk({"p": nn.Parameter(torch.ones(2))}, tmp_path)
     assert type(back["p"]) is torch.Tensor
     assert not back["p"].requires_grad
+
+
+@pytest.mark.parametrize("coalesced", [True, False])
+def test_a_sparse_tensor_comes_back_entry_by_entry(tmp_path, coalesced):
+    entries = torch.tensor([[2, 0, 2]]), torch.tensor([[1.0, 2.0], [0.0, 0.0], [1e-8, 3.0]])
+    sparse = torch.sparse_coo_tensor(*entries, (4, 2), check_invariants=True)
+    sparse = sparse.coalesce() if coalesced else sparse
+    back = through_disk({"m": sparse}, tmp_path)["m"]
+    assert back.is_coalesced() == coalesced
+    assert back.shape == sparse.shape
+    assert torch.equal(back._indices(), sparse._indices())
+    assert torch.equal(back._values(), sparse._values())

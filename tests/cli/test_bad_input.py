@@ -1,6 +1,7 @@
 """Input that cannot work: exit code 2, one error that names it, nothing started, nothing written."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,7 @@ def here(tmp_path, monkeypatch):
         ("mlp --data ./nothere", "synthetic, or path/file.py:name"),
         (
             "mlp --loss own.py:weights",
-            "--loss own.py:weights is a Tensor: it is called with output and target",
+            "--loss own.py:weights is of type Tensor: it is called with output and target",
         ),
         ("mlp --optimizer sdg", "sdg"),
         ("mlp --loss crossentropy", "crossentropy"),
@@ -156,8 +157,8 @@ def here(tmp_path, monkeypatch):
         ("own.py:net --data own.py:dicts", "targets that are a dict, and no --loss"),
         ("own.py:net --data own.py:texts", "targets that are a tuple, and no --loss"),
         ("mlp --loss own.py:Needs", "--loss own.py:Needs raised TypeError"),
-        ("mlp --optimizer own.py:number", "--optimizer own.py:number is a int"),
-        ("mlp --optimizer own.py:number --lr 0.1", "--optimizer own.py:number is a int"),
+        ("mlp --optimizer own.py:number", "--optimizer own.py:number is of type int"),
+        ("mlp --optimizer own.py:number --lr 0.1", "--optimizer own.py:number is of type int"),
         ("mlp --optimizer torch.optim:LBFGS --devices cpu:2", "asks for closure"),
         ("mlp --batch-size 0", "batch_size=0"),
         ("mlp --batch-size -3", "batch_size=-3"),
@@ -271,3 +272,66 @@ def test_weights_that_are_not_there_or_of_another_model(here, capsys, command, p
     assert main([command, "mlp", "--weights", path]) == 2
     assert said in capsys.readouterr().err
     assert len([*(here / "runs").iterdir()]) == 2
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("evaluate mlp --weights {}", "--weights {}"),
+        ("predict mlp --weights {}/below", "--weights {}/below"),
+        ("train {}.py:Net", "model file {}.py"),
+        ("train mlp --data {}.py:D", "--data file {}.py"),
+        ("train mlp --data synthetic --loss {}.py:f", "file {}.py"),
+        ("train mlp --data synthetic --init {}", "--init {}"),
+        ("train mlp --data mnist --data-dir {}", "data set 'mnist': {}/mnist"),
+        ("train mlp --data synthetic --resume-from {}", "resume='{}'"),
+        ("prove mlp --data synthetic --exactness bits --against {}", "{}"),
+        ("train mlp --data synthetic --out {}", "out folder {}"),
+        ("launch {}", "script {}"),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_one_line(here, capsys, line, named):
+    assert main(line.format(LONG).split()) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("kway: error: ")
+    assert (said.err.count("\n"), said.out) == (1, "")
+    assert named.format(LONG) in said.err
+    assert "File name too long" in said.err
+
+
+def test_a_folder_that_is_closed_is_one_line(here, capsys, monkeypatch):
+    stat = Path.stat
+
+    def closed(self, **options):
+        # Root may look everywhere.
+        if "closed" in self.parts[:-1]:
+            raise PermissionError(13, "Permission denied", str(self))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    (here / "closed").mkdir()
+    for line in (
+        "evaluate mlp --weights closed",
+        "train mlp --data synthetic --init closed",
+        "train closed/net.py:Net",
+    ):
+        assert main(line.split()) == 2
+        said = capsys.readouterr()
+        assert said.err.count("\n") == 1
+        assert "closed/" in said.err
+        assert said.err.endswith("cannot be read: Permission denied\n")
+    # Beside a name that is not there: it is no proposal.
+    assert main(["evaluate", "mlp", "--weights", "closd"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_weights_under_a_name_that_no_file_can_have():
+    import kway
+
+    job = kway.Job(torch.nn.Linear(2, 2), torch.nn.MSELoss(), torch.optim.SGD, (torch.ones(4, 2),) * 2)
+    for given in ({"weights": LONG}, {"job": replace(job, init=LONG)}):
+        with pytest.raises(kway.UsageError, match=r"cannot be read: .*File name too long"):
+            kway.evaluate(**{"job": job, "devices": "cpu:1", **given})

@@ -177,6 +177,9 @@ def test_a_prediction_needs_no_targets(here, capsys):
     [
         ((torch.ones(23, 4), torch.ones(23)), "23 to train on"),
         ({"x": torch.ones(23, 4), "target": torch.ones(23)}, "23 to train on"),
+        ([torch.ones(23, 4), torch.ones(23)], "23 to train on"),
+        (((torch.ones(23, 4), torch.ones(23, 2)), torch.ones(23)), "23 to train on"),
+        ([(torch.ones(4), 1), (torch.ones(4), 0), (torch.ones(4), 1)], "3 to train on"),
         (DataLoader(range(23), sampler=[1, 2, 3]), "3 to train on"),
         (DataLoader(range(23), batch_sampler=[[0, 1], [2]]), "training data"),
         (iter(range(3)), "training data"),

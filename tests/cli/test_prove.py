@@ -27,10 +27,17 @@ def test_a_job_s_own_optimizer_is_named_where_another_one_is_proved(tmp_path, mo
     record, said = proof("--out", "sgd")
     assert record["job"]["optimizer"]["name"] == "SGD"
     assert "instead of the job's AdamW" in said
-    assert "optimizer from the command line" not in said
+    assert "from the command line" not in said
+    assert ("precision  fp64\n" in said, record["precision"]) == (True, "fp64")
     record, said = proof("--out", "adam", "--optimizer", "adam")
     assert record["job"]["optimizer"]["name"] == "Adam"
     assert "instead" not in said
+    assert "(optimizer from the command line)" in said
+    record, said = proof("--out", "bits", "--exactness", "bits")
+    assert ("precision  fp32\n" in said, record["precision"]) == (True, "fp32")
+    record, said = proof("--out", "given", "--precision", "tf32")
+    assert "(precision from the command line)" in said
+    assert ("precision  tf32\n" in said, record["precision"]) == (True, "tf32")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import pytest
+import torch
 
-from kway.devices.select import parse, parse_list, warnings
+from kway.devices.select import parse, parse_list, spelled, warnings
 from kway.devices.simulated import simulated
 from kway.errors import UsageError
 
@@ -124,3 +125,33 @@ def test_more_ranks_than_cores():
     assert "5 CPU ranks share 4 usable cores" in line
     assert "1 usable core:" in warnings(["cpu", "cpu"], simulated(cores=1))[0]
     assert warnings(["cuda:0", "cuda:1"], simulated(gpus=2, cores=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"),
+    [
+        ("cpu", "cpu:1"),
+        ("cpu:0", "cpu:1"),
+        ("cuda", "cuda:0"),
+        ("cuda:1", "cuda:1"),
+        (["cpu", "cpu"], "cpu:2"),
+        (["cuda:1", "cuda:0"], "cuda:1,0"),
+    ],
+)
+def test_devices_of_torch(devices, text):
+    given = [torch.device(name) for name in devices] if isinstance(devices, list) else torch.device(devices)
+    assert spelled(given) == text
+    assert parse(given, FOUR) == parse(text, FOUR)
+    # To a proof, a list of them is one set, and a list of lists is several.
+    assert parse_list(given, FOUR) == [parse(text, FOUR)]
+    assert parse_list([given, 2], FOUR) == [parse(text, FOUR), parse(2, FOUR)]
+
+
+@pytest.mark.parametrize(
+    "devices", [[torch.device("cpu"), torch.device("cuda:0")], torch.device("meta"), [], None]
+)
+def test_what_is_no_set_of_devices_of_torch(devices):
+    with pytest.raises(UsageError, match=r"^device set"):
+        parse(devices, FOUR)
+    with pytest.raises(UsageError, match=r"^(no )?device set"):
+        parse_list(devices, FOUR)

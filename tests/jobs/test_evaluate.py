@@ -1,5 +1,6 @@
 """``kway.evaluate`` and ``kway.predict``: exact and in order, whatever the number of devices."""
 
+import gc
 from collections import namedtuple
 from functools import partial
 
@@ -212,3 +213,76 @@ def test_shapes_that_differ_stop_a_prediction_at_once():
     with pytest.raises(kway.UsageError):
         list(alike(pieces()))
     assert taken == [1, 2]
+
+
+class OddRow(nn.Module):
+    """Longer outputs for the one sample with a large number; counts its batches, so ranks meet after each."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x):
+        self.batches += 1
+        return self.layer(x).expand(-1, 2 if x.max() > 5 else 1)
+
+
+def refused_everywhere(context, x):
+    import torch.distributed as dist
+
+    try:
+        kway.predict(job_of(OddRow, data=(x,), batch_size=4), data=x)
+        said = "nothing"
+    except kway.UsageError as refused:
+        said = str(refused)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return said, float(total)
+
+
+@pytest.mark.parametrize("row", [3, 7])
+def test_all_joined_ranks_refuse_what_one_of_them_finds(ranks, row):
+    x = torch.ones(12, 1)
+    # The last rows of a batch are those of rank 1.
+    x[row] = 9
+    found = ranks.run(refused_everywhere, x, limit=30)
+    assert found[0] == found[1]
+    assert "for one batch" in found[0][0]
+    assert found[0][1] == 2
+
+
+class Widening(nn.Module):
+    """Another shape for every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(3, 1), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x).expand(-1, self.calls)
+
+
+def _raises(output, target):
+    raise RuntimeError("of the metric")
+
+
+@pytest.mark.parametrize(
+    ("judge", "model", "more"),
+    [(kway.predict, Widening, {}), (kway.evaluate, net, {"metrics": {"bad": _raises}})],
+)
+def test_a_failure_gives_modes_and_random_state_back_at_once(judge, model, more):
+    judged = model().eval()
+    state = torch.get_rng_state()
+    # The error holds its frames, and with them whatever they left open.
+    with pytest.raises((kway.UsageError, RuntimeError), match=r"for one batch|of the metric") as held:
+        judge(job_of(batch_size=2, **more), judged, devices="cpu:1")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(module.training for module in judged.modules())
+    torch.manual_seed(5)
+    later = torch.get_rng_state()
+    del held
+    gc.collect()
+    assert torch.equal(torch.get_rng_state(), later)
+    assert not any(module.training for module in judged.modules())

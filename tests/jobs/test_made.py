@@ -32,6 +32,24 @@ class Counts(nn.Module):
         return self.layer(x) * self.scale * self.table * (1 + 0.1 * torch.sin(self.passes))
 
 
+class Scaled(nn.Module):
+    """Makes two buffers when it first runs, and one of them moves."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.scale = nn.Linear(2, 2), None
+
+    def forward(self, x):
+        if self.scale is None:
+            del self.scale
+            self.register_buffer("scale", torch.ones(2))
+            self.register_buffer("passes", torch.zeros(()))
+        if self.training:
+            self.passes += 1
+        return self.layer(x) * self.scale * (1 + 0.1 * torch.sin(self.passes))
+
+
 class Fixed(nn.Module):
     """Makes a parameter that is not trained."""
 
@@ -84,3 +102,50 @@ def test_a_parameter_that_the_model_made_is_one_afterwards(ranks, tmp_path, size
 def test_what_takes_the_place_of_something_is_refused_by_name(ranks):
     with pytest.raises(kway.UsageError, match=r"'factor' of a Fixed was made while .* has a str there: "):
         trained(ranks, partial(Fixed, "later"), 2, epochs=1)
+
+
+def judged_by(model, **more):
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    return kway.Job(model=model, loss=nn.MSELoss(), optimizer=sgd, data=(X, Y), batch_size=10, **more)
+
+
+@pytest.mark.parametrize("model", [Scaled, Fixed])
+@pytest.mark.parametrize("size", [1, 2])
+def test_files_of_a_run_fit_a_model_that_has_not_run(ranks, tmp_path, model, size):
+    run = trained(ranks, model, size, epochs=2, out=tmp_path / "run")
+    expected = kway.evaluate(judged_by(model), run.model, devices="cpu:1")
+    assert kway.evaluate(judged_by(model), tmp_path / "run", devices="cpu:1") == expected
+    assert kway.evaluate(judged_by(model, init=str(tmp_path / "run")), devices="cpu:1") == expected
+    kway.evaluate(judged_by(model), tmp_path / "run/ema.safetensors", devices="cpu:1")
+    with pytest.raises(
+        kway.UsageError, match=r"not in the model .*; what it makes when it first runs comes with"
+    ):
+        kway.evaluate(judged_by(model), run.model.state_dict(), devices="cpu:1")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("instance", [False, True])
+def test_files_of_a_run_that_began_with_such_weights_fit_as_well(ranks, tmp_path, size, instance):
+    trained(ranks, Fixed, 1, epochs=1, out=tmp_path / "first")
+    job = judged_by(Fixed() if instance else Fixed, init=tmp_path / "first", validation=(X, Y))
+    more = {"ranks": ranks, "epochs": 1, "devices": f"cpu:{size}", "echo": False}
+    run = kway.train(job, out=tmp_path / "then", save_best="validation_loss", **more)
+    expected = kway.evaluate(judged_by(Fixed), run.model, devices="cpu:1")
+    for file in ("then", "then/best.safetensors"):
+        assert kway.evaluate(judged_by(Fixed), tmp_path / file, devices="cpu:1") == expected
+
+
+def test_a_loop_of_ones_own_saves_what_the_model_made_too(tmp_path):
+    with kway.parallel(judged_by(Fixed)) as p:
+        for batch in p.batches(0):
+            p.step(batch)
+        saved = p.save(tmp_path / "run")
+    kway.evaluate(judged_by(Fixed), saved, devices="cpu:1")
+
+
+def test_weights_of_another_model_make_nothing(ranks, tmp_path):
+    trained(ranks, Fixed, 1, epochs=1, out=tmp_path / "run")
+    other = nn.Sequential(nn.Linear(2, 3))
+    with pytest.raises(kway.UsageError, match="missing"):
+        kway.train(judged_by(other, init=tmp_path / "run"), devices="cpu:1", epochs=1)
+    assert list(other.state_dict()) == ["0.weight", "0.bias"]

@@ -50,6 +50,29 @@ def loop(context, job, folder):
     return losses, counts, found, str(saved), gathered, prepared, mode, left
 
 
+def by_hand(context, halved):
+    """Train with a rate that the loop itself halves, or that the job halves by a schedule."""
+    half = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    with kway.parallel(job_of(**({} if halved else {"schedule": half})), strategy="data") as p:
+        for batch in p.batches(0):
+            (inputs, targets), count = batch.micro[0]
+            assert torch.equal(inputs, X[batch.indices])
+            assert torch.equal(targets, Y[batch.indices])
+            assert (len(batch.micro), count) == (1, batch.count)
+            p.step(batch)
+            if halved:
+                for group in p.optimizer.param_groups:
+                    group["lr"] /= 2
+    return p.model.state_dict()
+
+
+def test_a_loop_may_change_options_of_its_optimizer_and_look_at_its_tensors(ranks):
+    own, other = (ranks.run(by_hand, halved, size=2) for halved in (True, False))
+    for mine, scheduled in zip(own, other, strict=True):
+        for name, value in scheduled.items():
+            torch.testing.assert_close(mine[name], value, rtol=0, atol=0)
+
+
 def test_every_number_of_ranks_sees_the_same(ranks, tmp_path):
     alone = ranks.run(loop, job_of(), tmp_path, size=1)[0]
     assert alone[1] == [[4], [4], [3]] * 2
@@ -155,3 +178,41 @@ def test_a_loss_that_returns_a_scalar_is_warned_about_once(capsys):
         for batch in p.batches(0):
             p.step(batch)
     assert capsys.readouterr().err.count("kway: warning: the loss returned a scalar") == 1
+
+
+def plateau(optimizer):
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.9)
+
+
+def judged(context, job):
+    """Return the rates after each of four epochs."""
+    rates = []
+    with kway.parallel(job, strategy="data") as p:
+        for epoch in range(4):
+            for batch in p.batches(epoch):
+                p.step(batch)
+            p.evaluate()
+            p.evaluate()
+            rates.append(p.engine.optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def test_a_schedule_that_waits_for_a_figure_gets_it_with_each_evaluation(ranks):
+    record = kway.train(job_of(schedule=plateau), devices="cpu", epochs=4, echo=False).record
+    assert ranks.run(judged, job_of(schedule=plateau)) == 2 * [[row["lr"] for row in record.epochs]]
+    assert record.epochs[-1]["lr"] < 0.1
+
+
+def test_a_schedule_that_waits_for_a_figure_is_refused_where_there_is_none():
+    with (
+        pytest.raises(kway.UsageError, match=r"ReduceLROnPlateau .* set validation="),
+        kway.parallel(job_of(schedule=plateau, validation=None), devices="cpu"),
+    ):
+        pass
+
+
+def test_a_folder_that_is_none_is_named_so():
+    with kway.parallel(job_of()) as p:
+        for act in (p.save, p.resume):
+            with pytest.raises(kway.UsageError, match="folder=None: it must be a path"):
+                act(None)

@@ -375,3 +375,21 @@ def test_the_folder_of_a_run_that_has_ended_names_what_to_do(tmp_path):
     kway.train(job(), devices="cpu:1", out=out, steps=2, checkpoint_every="1steps", **TRAINED)
     with pytest.raises(UsageError, match="resume-from"):
         kway.train(job(), devices="cpu:1", out=out, resume=True, **TRAINED)
+
+
+def table():
+    return nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Flatten(), nn.Linear(6, 2)).double()
+
+
+def test_momentum_of_a_sparse_table_is_gone_on_with(tmp_path):
+    tokens = torch.randint(9, (20, 2), generator=torch.Generator().manual_seed(1))
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    job = kway.Job(
+        model=table, loss=nn.CrossEntropyLoss(), optimizer=sgd, data=(tokens, tokens[:, 0] % 2), batch_size=4,
+        precision="fp64", name="table",
+    )  # fmt: skip
+    options = {"devices": "cpu", "echo": False, "checkpoint_every": "2steps"}
+    whole = kway.train(job, epochs=2, out=tmp_path / "whole", **options)
+    kway.train(job, epochs=2, steps=4, out=tmp_path / "run", **options)
+    resumed = kway.train(job, epochs=2, out=tmp_path / "more", resume=tmp_path / "run", **options)
+    assert resumed.record.weights_sha256 == whole.record.weights_sha256

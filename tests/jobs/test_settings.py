@@ -93,7 +93,9 @@ def test_an_output_and_a_target_of_other_shapes_are_refused():
     ("penalty", "said"),
     [
         (lambda model: torch.zeros(3), r"the penalty has shape \(3,\): it must be one number, .* \.sum\(\)"),
-        (lambda model: None, "the penalty is a NoneType: it must be one number"),
+        (lambda model: None, "the penalty is of type NoneType: it must be one number"),
+        (lambda model: (model.weight.sum(),), "the penalty is of type tuple: it must be one number"),
+        (lambda model: [model.weight.sum()], "the penalty is of type list: it must be one number"),
     ],
 )
 def test_a_penalty_that_is_no_number_is_refused(penalty, said):

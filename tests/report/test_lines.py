@@ -53,6 +53,6 @@ def test_rates_and_counts() -> None:
     assert lines.rate(5, 0) == "? samples/s"
     assert lines.of(3, 10) == " 3/10"
     assert lines.of(3, None) == "3"
-    assert lines.time_left(0.2) == "1 s left"
-    assert lines.time_left(125.4) == "2 min 05 s left"
+    assert lines.time_left(0.2) == "1 s of training left"
+    assert lines.time_left(125.4) == "2 min 05 s of training left"
     assert lines.time_left(math.inf) == ""

@@ -68,7 +68,7 @@ def test_terminal_redraws_one_line_with_rate_time_left_and_loss() -> None:
     lines = screen(out.getvalue())
     assert lines[0] == "10 epochs, 40 steps over 4,000 samples each, data on 2 devices"
     # 380 of 400 steps are left at 100 samples in 0.05 s.
-    assert lines[1:] == ["epoch  1/10  step 20/40  2,000 samples/s  19 s left  loss 0.5000"]
+    assert lines[1:] == ["epoch  1/10  step 20/40  2,000 samples/s  19 s of training left  loss 0.5000"]
 
 
 def test_terminal_keeps_a_line_for_each_epoch_and_shows_the_last_accuracy() -> None:
@@ -103,7 +103,7 @@ def test_a_run_that_ends_by_its_steps_says_so() -> None:
     assert screen(out.getvalue()) == [
         "stops after 60 steps, 40 steps over 4,000 samples an epoch, data on 2 devices",
         # 40 of 60 steps are left.
-        "epoch 1/2  step 20/40  2,000 samples/s  2 s left  loss 0.5000",
+        "epoch 1/2  step 20/40  2,000 samples/s  2 s of training left  loss 0.5000",
     ]
     show(EPOCH)
     show(EPOCH | {"epoch": 2, "steps": 20})

@@ -132,7 +132,7 @@ def test_a_factory_that_exits_or_has_no_words_is_an_error_as_any_other():
 
 @pytest.mark.parametrize(
     ("model", "named"),
-    [(lambda: 5, "is a int"), (lambda: nn.Linear, "is a type"), (nn.ReLU, "no parameters")],
+    [(lambda: 5, "is of type int"), (lambda: nn.Linear, "is of type type"), (nn.ReLU, "no parameters")],
 )
 def test_what_cannot_be_trained(model, named):
     with pytest.raises(kway.UsageError, match=named):
@@ -158,7 +158,7 @@ def test_files_that_do_not_fit(tmp_path):
 
 def test_an_optimizer_that_is_none():
     job = kway.Job(model=net, loss=nn.MSELoss(), optimizer=lambda parameters: 5, data=torch.ones(2, 2))
-    with pytest.raises(kway.UsageError, match=r"is a int: it must make .*; pass partial"):
+    with pytest.raises(kway.UsageError, match=r"is of type int: it must make .*; pass partial"):
         make_optimizer(job, net())
 
 
@@ -174,7 +174,7 @@ def test_the_last_line_of_a_long_error_is_one_line():
 
 def test_a_factory_of_several_optimizers_is_told_how_two_are_trained():
     both = lambda parameters: [torch.optim.SGD(parameters, lr=0.1)] * 2  # noqa: E731
-    with pytest.raises(kway.UsageError, match=r"is a list: .*; for two optimizers .* two jobs"):
+    with pytest.raises(kway.UsageError, match=r"is of type list: .*; for two optimizers .* two jobs"):
         make_optimizer(replace(job_of(net()), optimizer=both), net())
 
 
@@ -193,7 +193,7 @@ def test_a_schedule_is_called_with_the_optimizer():
     made = make_schedule(job_of(model, schedule=step), optimizer)
     assert (made.optimizer, made.step_size) == (optimizer, 2)
     with pytest.raises(
-        kway.UsageError, match=r"schedule is a float: it must make a scheduler .*; pass partial"
+        kway.UsageError, match=r"schedule is of type float: it must make a scheduler .*; pass partial"
     ):
         make_schedule(job_of(model, schedule=lambda optimizer: 0.1), optimizer)
     with pytest.raises(kway.UsageError, match=r"(?s)Traceback.*the schedule raised KeyError: 'lr2'"):

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
 from kway.comm.flat import FlatGradients
-from kway.step.storage import read_tensors, to_bytes
+from kway.step.storage import read_made, read_tensors, to_bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
@@ -49,3 +50,13 @@ def test_complex_gradients_lie_aligned_between_real_ones(odd, real, pair):
         assert torch.equal(parameter.grad, value)
         assert parameter.grad.data_ptr() % parameter.element_size() == 0
     assert flat.scalars.tolist() == [5.0, 6.0]
+
+
+def test_what_was_made_is_said_beside_the_complex_ones(tmp_path):
+    state = {"a": torch.ones(2, dtype=torch.complex128), "b": torch.ones(1)}
+    (tmp_path / "file").write_bytes(to_bytes(state, {"b": "buffer", "gone": "buffer"}))
+    assert read_made(tmp_path / "file") == {"b": "buffer"}
+    assert torch.equal(read_tensors(tmp_path / "file")["a"], state["a"])
+    (tmp_path / "file").write_bytes(save({"b": state["b"]}, {"made": "in June"}))
+    assert read_made(tmp_path / "file") == {}
+    assert set(read_tensors(tmp_path / "file")) == {"b"}

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import kway
@@ -45,6 +46,34 @@ class Shared(nn.Module):
         return self.last(self.layer(torch.tanh(self.layer(x))))
 
 
+class Summed(torch.autograd.Function):
+    """Sums over the ranks, by a collective of its own in one or both passes, what does not count: it is zero."""
+
+    @staticmethod
+    def forward(ctx, x, there):
+        found = x.sum()
+        if there:
+            dist.all_reduce(found)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        dist.all_reduce(grad.sum())
+        return grad, None
+
+
+class Talking(nn.Module):
+    """Communicates by itself between its layers."""
+
+    def __init__(self, there):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.there = there
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(Summed.apply(torch.tanh(self.first(x)), self.there))))
+
+
 def steps(context, model, limit, more):
     """Take five steps; return the weights, and how many buckets each step sent before its end."""
     sent = []
@@ -79,6 +108,8 @@ def steps(context, model, limit, more):
         (Routed, {}, True),
         # What it communicates in backward must not come between buckets.
         (normed, {}, False),
+        (partial(Talking, True), {}, False),
+        (partial(Talking, False), {}, False),
     ],
 )
 def test_what_is_sent_ahead_gives_the_same_steps(ranks, model, more, ahead, size):
@@ -92,3 +123,14 @@ def test_what_is_sent_ahead_gives_the_same_steps(ranks, model, more, ahead, size
     assert any(sent) == ahead
     # Before the first step there is nothing that could send; of the last batch some ranks have no sample to send of.
     assert all(counts[0] == 0 for _, counts in found)
+
+
+def without_samples(context):
+    """Return how many buckets each step sent before its end, on a rank and in a step."""
+    return steps(context, plain, 256, {})[1]
+
+
+def test_nothing_is_sent_ahead_where_a_rank_has_no_sample(ranks):
+    # Batches of 5, 5, 5, 5 and 2 samples.
+    found = ranks.run(without_samples, size=4)
+    assert all(counts[3] > 0 and counts[4] == 0 for counts in found)

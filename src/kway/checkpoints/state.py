@@ -35,9 +35,9 @@ def flatten(state: Any, place: str = "state") -> tuple[Any, dict[str, torch.Tens
 
     Dicts (with keys of any kind below), ``OrderedDict``, ``Counter``, lists, tuples, ``None``, bool, int, float (NaN
     and infinities too), complex, str, bytes, numpy numbers and arrays, and dense tensors of any dtype, shape and
-    device. A tensor is named after its way from the root. It is not copied, and loses ``requires_grad``. Places
-    that hold the same elements of the same memory share one tensor, and share it again when restored; other views
-    of one memory are stored each for itself.
+    device, or sparse ones by coordinates. A tensor is named after its way from the root. It is not copied, and loses
+    ``requires_grad``. Places that hold the same elements of the same memory share one tensor, and share it again when
+    restored; other views of one memory are stored each for itself.
 
     Raises ``UsageError`` that names the place (``place['a'][0]``) of what cannot be stored.
     """
@@ -52,7 +52,7 @@ def restore(encoded: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """
     try:
         return _restore(encoded, tensors, {})
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"a state that cannot be put together ({type(error).__name__}: {error})",
             "it must be JSON data and tensors as this version writes them",
@@ -82,7 +82,9 @@ def check_storable(tensor: torch.Tensor, place: str) -> None:
         fault = f"a tensor of {tensor.dtype}"
     if fault:
         raise UsageError(
-            f"{place} is {fault}", "a checkpoint holds whole dense tensors", "convert it before saving"
+            f"{place} is {fault}",
+            "a checkpoint holds whole tensors, dense or by coordinates",
+            "convert it before saving",
         )
 
 
@@ -107,6 +109,8 @@ class _Flattening:
             }
         if kind is bytes:
             return {_TAG: "bytes", "hex": value.hex()}
+        if kind is torch.Tensor and value.layout == torch.sparse_coo:
+            return self._sparse(value, place, way)
         if isinstance(value, torch.Tensor):
             check_storable(value, place)
             return {_TAG: "tensor", "name": self._name(value, way), **_strides(value)}
@@ -143,6 +147,12 @@ class _Flattening:
             return {key: item(key, inner) for key, inner in value.items()}
         pairs = [[self._key(key, place, way), item(key, inner)] for key, inner in value.items()]
         return {_TAG: _PAIRS[kind], "items": pairs}
+
+    def _sparse(self, value: torch.Tensor, place: str, way: tuple[str, ...]) -> Any:
+        # As it is: to add up entries of one place, or to leave some out, would round otherwise later.
+        parts = {"indices": value._indices(), "values": value._values()}
+        encoded = {name: self.encode(part, f"{place}.{name}", (*way, name)) for name, part in parts.items()}
+        return {_TAG: "sparse", **encoded, "size": list(value.shape), "coalesced": value.is_coalesced()}
 
     def _key(self, key: Any, place: str, way: tuple[str, ...]) -> Any:
         before = len(self.tensors)
@@ -196,6 +206,13 @@ def _restore(value: Any, tensors: Mapping[str, torch.Tensor], placed: dict[str, 
         "ordered": lambda: OrderedDict((inner(key), inner(item)) for key, item in value["items"]),
         "counter": lambda: Counter({inner(key): inner(item) for key, item in value["items"]}),
         "tensor": lambda: _placed(value, tensors, placed),
+        "sparse": lambda: torch.sparse_coo_tensor(
+            inner(value["indices"]),
+            inner(value["values"]),
+            value["size"],
+            is_coalesced=value["coalesced"],
+            check_invariants=True,
+        ),
         "array": lambda: tensors[value["name"]].numpy().copy(),
         "number": lambda: _ARRAY_TYPES[value["dtype"]](inner(value["value"])),
     }

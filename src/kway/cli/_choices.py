@@ -53,7 +53,7 @@ def optimizer_of(name: str, lr: float | None) -> tuple[Callable[..., Any], str]:
         own = load_object("--optimizer", name)
         if not callable(own):
             raise UsageError(
-                f"--optimizer {name} is a {type(own).__name__}",
+                f"--optimizer {name} is of type {type(own).__name__}",
                 "it is called with the model's named parameters",
                 "name a class of optimizers, or a function that makes one",
             )
@@ -69,7 +69,7 @@ def _called_if_class(what: str, name: str) -> Any:
     found = load_object(what, name)
     if not callable(found):
         raise UsageError(
-            f"{what} {name} is a {type(found).__name__}",
+            f"{what} {name} is of type {type(found).__name__}",
             "it is called with output and target",
             "name a function, a loss module or its class",
         )

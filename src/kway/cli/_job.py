@@ -15,6 +15,7 @@ from kway.cli._objects import OWN, is_reference, load_object
 from kway.data import sources
 from kway.errors import KwayError, RankError, UsageError
 from kway.job import Job
+from kway.paths import check_reachable
 from kway.registry import unknown
 
 MODELS = "a module class, a function or a Job is needed"
@@ -168,15 +169,16 @@ def amounts(train: Any, held_out: Any = None) -> str:
 def _count(data: Any) -> int | None:
     from torch.utils.data import BatchSampler, DataLoader
 
+    from kway.data.arrays import in_memory
+
     held = data
     if isinstance(data, DataLoader):
         if data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler:
             return None  # which samples its batches hold is known when they are made
         held = data.sampler
-    elif isinstance(held, tuple | dict) and held:
-        held = next(iter(held.values() if isinstance(held, dict) else held))
     try:
-        return len(held)
+        arrays = in_memory(held)
+        return len(held if arrays is None else arrays)
     except Exception:  # a stream has no length, and what the user's own raises is said where it is needed
         return None
 
@@ -236,8 +238,12 @@ def _metrics(loss: Any) -> dict[str, Any]:
 
 
 def _existing(path: str | None) -> str | None:
-    if path is None or Path(path).is_file() or (Path(path) / "weights.safetensors").is_file():
+    if path is None:
         return path
+    for place in (Path(path), Path(path) / "weights.safetensors"):
+        check_reachable("--init", place)
+        if place.is_file():
+            return path
     lacks = "it holds no weights.safetensors" if Path(path).is_dir() else "no such file or folder"
     raise UsageError(f"--init {path}", lacks, "name a run's folder, or a file like weights.safetensors")
 

@@ -13,6 +13,7 @@ from typing import Any
 from kway.errors import UsageError, one_line, text_of
 from kway.job import Job
 from kway.launch.interrupt import EndedBySignal
+from kway.paths import check_reachable
 
 OWN = "path/file.py:name"
 
@@ -65,6 +66,7 @@ def _names(what: str, module: ModuleType) -> list[str]:
 
 
 def _from_file(what: str, path: Path) -> ModuleType:
+    check_reachable(f"{what} file", path)
     if not path.is_file():
         raise UsageError(f"{what} file {path} does not exist", "", f"you are in {Path.cwd()}")
     whole = path.resolve()

@@ -61,10 +61,13 @@ def on_what(job: "Job") -> str:
 def weights_file(path: Path) -> Path:
     """Return the weights file that a path names. Raises ``UsageError`` where there is none."""
     from kway.errors import UsageError
+    from kway.paths import check_reachable, is_file
 
+    check_reachable("--weights", path)
     file = path / "weights.safetensors" if path.is_dir() else path
+    check_reachable("--weights", file)
     if not file.is_file():
-        there = [each for each in _entries(path.parent) if (each / "weights.safetensors").is_file()]
+        there = [each for each in _entries(path.parent) if is_file(each / "weights.safetensors")]
         files = [each for each in _entries(path.parent) if each.suffix == ".safetensors"]
         near = get_close_matches(path.name, [each.name for each in (*there, *files)], n=1)
         lacks = f" holds no {file.name}" if path.is_dir() else ": no such file or folder"
@@ -78,4 +81,7 @@ def weights_file(path: Path) -> Path:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

@@ -40,13 +40,17 @@ def run(args: argparse.Namespace) -> int:
     from kway.units import ulps_text
 
     # A Job's own optimizer stays in the job: the proof says what it takes instead.
-    of_job = args.optimizer is None and args.lr is None and _is_job(args.model)
+    is_job = _is_job(args.model)
+    of_job = args.optimizer is None and args.lr is None and is_job
     if args.optimizer is None and not of_job:
         args.optimizer, args.lr = "momentum", 0.1 if args.lr is None else args.lr
-    if args.precision is None and args.exactness != "bits":
-        args.precision = "fp64"
+    own_precision = args.precision is not None or args.exactness == "bits"
+    if not own_precision and not is_job:
+        args.precision = "fp64"  # the lines about a job that the flags describe say it
     fixed = {} if args.micro_batch is None else {"micro_batch": args.micro_batch}
     job, lines = job_of(args, **fixed)
+    if is_job:
+        lines.insert(1, f"precision  {job.precision if own_precision else 'fp64'}")
     folder = args.out or default_folder(f"{job.title}-proof")
     screen = sys.stderr if args.json else sys.stdout
     said: list[str] = []
@@ -58,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         step_kind=args.step_kind,
         steps=args.steps,
         out=folder,
-        precision=None,
+        precision=None if own_precision else "fp64",
         own_optimizer=not of_job,
         shards=args.shards,
         against=args.against,

@@ -188,7 +188,7 @@ def run(args: argparse.Namespace) -> int:
                 log_every=args.log_every,
                 save_best=args.save_best,
                 early_stop=args.early_stop,
-                patience=3 if args.patience is None else args.patience,
+                patience=args.patience,
                 checkpoint_every=args.checkpoint_every,
                 keep=args.keep,
                 resume=args.resume_from or args.resume,

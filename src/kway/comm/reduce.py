@@ -40,12 +40,17 @@ class GradientReducer:
         vectors = self.flat.vectors
         self._text = f"gradients{[(len(vector), vector.dtype) for vector in vectors]}".encode()
 
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether anything can be sent before backward has ended."""
+        return self.buckets.several
+
     def sending(self) -> AbstractContextManager[None]:
         """Send what is complete while the last gradients of this rank are computed inside, ahead of ``reduce``.
 
         Not where anything that is computed inside communicates: the order would not be that of the other ranks.
         """
-        return self.buckets.sending() if self.buckets.several else nullcontext()
+        return self.buckets.sending() if self.sends_ahead else nullcontext()
 
     def reduce(self, scalars: torch.Tensor, counts: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum gradients and ``scalars`` (shape (n,)) over the ranks; return the summed scalars, and a scalar: 0, or NaN

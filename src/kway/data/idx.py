@@ -12,6 +12,7 @@ import torch
 
 from kway.data.images import Images, Source
 from kway.errors import DataError
+from kway.paths import check_reachable
 
 _UINT8 = 0x08
 _CLASSES = 10
@@ -32,6 +33,7 @@ def load_folder(name: str, data_dir: Path | None, checksums: Mapping[str, str]) 
             f"data set {name!r} without a folder", "it is read from files", "pass --data-dir or set KWAY_DATA"
         )
     folder = data_dir / name
+    check_reachable(f"data set {name!r}:", folder)
     if not folder.is_dir():
         raise DataError(
             f"no folder {folder}",

@@ -12,6 +12,7 @@ from kway.data.agreement import Compare, alone, check_order, check_stream
 from kway.data.ahead import Lane, ahead
 from kway.data.fetch import Fetcher, Request
 from kway.data.order import KeyedOrder, check_batch_size
+from kway.data.padding import Shapes
 from kway.data.parcel import Reader
 from kway.data.parts import Parts
 from kway.data.placed import Placed, place
@@ -41,7 +42,8 @@ class Loader:
     copied there ahead of their step. ``placement`` says which, from the first epoch on. The bits are the same.
 
     ``compare`` compares a number over the ranks. It is called once an epoch of a user's sampler and once a batch
-    of a stream, to see that all ranks read the same: reading these is a collective.
+    of a stream, to see that all ranks read the same: reading these is a collective. ``shapes``: in what shapes the
+    rank's parts of batches came.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Loader:
         self.micro_batch = None if micro_batch is None else check_batch_size(micro_batch)
         self.shards, self.device = shards, device
         self.placement = "read by the host"
+        self.shapes = Shapes(parts, shards)
         self._compare = compare
         # Not a method: it travels to the worker that reads a stream, and the loader must not.
         self._outline = partial(
@@ -120,6 +123,7 @@ class Loader:
     def _guarded(self, shares: Iterator[Share], turn: int) -> Iterator[Share]:
         """Pass shares on, until another epoch was begun: worker processes answer for one epoch at a time."""
         for share in shares:
+            self.shapes.take(share)
             yield share
             if turn != self._turn:
                 raise UsageError("an epoch of a loader that was left", "one epoch at a time")

@@ -1,6 +1,6 @@
 """Walk over what a batch may be: tensors in nested tuples, lists, dicts and dataclasses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -26,6 +26,18 @@ def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return _dataclass(value, function)
     return value
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor in ``value``, in the order of ``mapped``; unlike that, it makes no container anew."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (tensor for item in value.values() for tensor in tensors(item))
+    elif isinstance(value, list | tuple):
+        yield from (tensor for item in value for tensor in tensors(item))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from (tensor for f in fields(value) if f.init for tensor in tensors(getattr(value, f.name)))
 
 
 def _rebuilt(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

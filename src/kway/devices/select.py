@@ -1,10 +1,12 @@
 """Device sets: from what a user writes to torch device strings, one a rank.
 
 ``auto``: every visible GPU, else ``cpu``. ``N``: the first N GPUs where any is visible, else N CPU ranks.
-``cpu`` and ``cpu:N``: CPU ranks. ``cuda`` and ``cuda:I,J``: all GPUs, or these, as torch counts them.
+``cpu`` and ``cpu:N``: CPU ranks. ``cuda`` and ``cuda:I,J``: all GPUs, or these, as torch counts them. From Python
+also a ``torch.device``, which is one rank, or a list of them.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from kway.errors import UsageError
 from kway.records import Cluster
@@ -14,7 +16,7 @@ FORMS = "a device set is auto, N, cpu, cpu:N, cuda or cuda:I,J"
 SEVERAL = "several are separated by spaces, those without a colon also by commas: 1,2,3 or 'cpu:2 cuda:0,1'"
 
 
-def parse(spec: str | int, cluster: Cluster) -> list[str]:
+def parse(spec: Any, cluster: Cluster) -> list[str]:
     """Return the torch device strings of a device set, one a rank.
 
     Raises ``UsageError`` for what is no device set, a count below 1, a GPU that is not there or is listed
@@ -36,13 +38,30 @@ def parse(spec: str | int, cluster: Cluster) -> list[str]:
     return _all_gpus(cluster)[:count]
 
 
-def parse_list(text: str | int | Sequence[str | int], cluster: Cluster) -> list[list[str]]:
+def spelled(spec: Any) -> Any:
+    """Return a ``torch.device``, or a list of them, as the text of a device set, and anything else as it is.
+
+    ``torch.device("cuda")`` is one GPU, the first. Raises ``UsageError`` for devices of two kinds, and of others.
+    """
+    devices = spec if isinstance(spec, list | tuple) else [spec]
+    # Known by their looks: this part of kway does not load torch.
+    if not devices or not all(type(device).__module__ == "torch" for device in devices):
+        return spec
+    kinds = {str(device.type) for device in devices}
+    if kinds == {"cpu"}:
+        return f"cpu:{len(devices)}"
+    if kinds == {"cuda"}:
+        return f"cuda:{','.join(str(device.index or 0) for device in devices)}"
+    raise UsageError(f"device set {spec!r}", FORMS, "name CPU ranks only, or GPUs only")
+
+
+def parse_list(text: Any, cluster: Cluster) -> list[list[str]]:
     """Return several device sets: separated by spaces, where no colon is in them also by commas, or as a sequence.
 
     Raises ``UsageError`` as ``parse`` does, and for an empty list.
     """
-    entries: list[str | int] = []
-    for part in [text] if isinstance(text, str | int) else text:
+    entries: list[Any] = []
+    for part in text if isinstance(spelled(text), list | tuple) else [spelled(text)]:
         entries += _split(part) if isinstance(part, str) else [part]
     if not entries:
         raise UsageError("no device set", FORMS, SEVERAL)
@@ -64,7 +83,8 @@ def warnings(devices: Sequence[str], cluster: Cluster) -> list[str]:
     return [f"{ranks} CPU ranks share {cores}: the result is the same, the time is longer"]
 
 
-def _text(spec: str | int) -> str:
+def _text(spec: Any) -> str:
+    spec = spelled(spec)
     # True is an int to Python, but no number of devices to anybody.
     if isinstance(spec, bool) or not isinstance(spec, str | int):
         raise UsageError(f"device set {spec!r}", FORMS)

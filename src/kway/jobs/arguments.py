@@ -22,7 +22,7 @@ def check_given(job: Any, ranks: Any, **paths: Any) -> None:
         check_path(name, path)
     if ranks is not None and not callable(getattr(ranks, "run", None)):
         raise UsageError(
-            f"ranks is a {type(ranks).__name__}",
+            f"ranks is of type {type(ranks).__name__}",
             "it must be ranks that are already started",
             "leave it out: devices= says how many are started",
         )
@@ -30,7 +30,9 @@ def check_given(job: Any, ranks: Any, **paths: Any) -> None:
 
 def folder_of(path: Any) -> Path:
     """Return the folder that ``path`` names. Raises ``UsageError`` for what names none."""
-    check_path("folder", "" if path is None else path)
+    if path is None:
+        raise UsageError("folder=None", "it must be a path")
+    check_path("folder", path)
     return Path(path)
 
 
@@ -38,10 +40,12 @@ def functions_of(what: str, functions: Any) -> tuple[Any, ...]:
     """Return functions as a tuple. Raises ``UsageError`` for what is no list of functions."""
     if not hasattr(functions, "__iter__"):
         raise UsageError(
-            f"{what} is a {type(functions).__name__}", "it must be a list of functions", f"use {what}=[...]"
+            f"{what} is of type {type(functions).__name__}",
+            "it must be a list of functions",
+            f"use {what}=[...]",
         )
     found = tuple(functions)
     for place, function in enumerate(found):
         if not callable(function):
-            raise UsageError(f"{what}[{place}] is a {type(function).__name__}", "it must be a function")
+            raise UsageError(f"{what}[{place}] is of type {type(function).__name__}", "it must be a function")
     return found

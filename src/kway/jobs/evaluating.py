@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.data.padding import uneven
 from kway.data.parts import Parts, take_apart
 from kway.errors import UsageError
 from kway.job import Job, check_path
@@ -123,16 +125,33 @@ def evaluate_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) 
 def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -> list[Piece]:
     """Predict on one rank: (data set indices, output) of its part of every batch; inside ranks that were there
     before, of all ranks.
+
+    Raises ``UsageError`` as ``alike`` does; inside ranks that were there before, on all of them.
     """
-    pieces: list[Piece] = _with_engine(
-        context, job, parts, layout, lambda engine, shares: list(alike(engine.outputs(shares)))
-    )
-    if context.world.origin != "env":
-        return pieces
+    joined = context.world.origin == "env"
+
+    def use(engine: Engine, shares: Any) -> tuple[list[Piece], UsageError | None]:
+        with closing(engine.outputs(shares)) as outputs:
+            try:
+                return list(alike(outputs)), None
+            except UsageError as refused:
+                if not joined:
+                    raise
+                # The other ranks do not know of it before the end, and until then they may wait for this one.
+                for _ in outputs:
+                    pass
+                return [], refused.with_traceback(None)
+
+    own: tuple[list[Piece], UsageError | None] = _with_engine(context, job, parts, layout, use)
+    if not joined:
+        return own[0]
     from kway.comm.group import Group
 
-    gathered = Group(context.world.rank, context.world.size).objects(pieces)
-    return [piece for rank in gathered for piece in rank]
+    gathered = Group(context.world.rank, context.world.size).objects(own)
+    for _, refused in gathered:
+        if refused is not None:
+            raise refused
+    return [piece for pieces, _ in gathered for piece in pieces]
 
 
 def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], use: Any) -> Any:
@@ -143,6 +162,9 @@ def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], u
     try:
         result = use(engine, loader.epoch(0))
         engine.warn()
+        lines = uneven(engine.mesh.world.objects, loader.shapes)
+        for line in lines if context.world.is_main else []:
+            print(f"kway: {line}", file=sys.stderr, flush=True)
         return result
     finally:
         loader.close()

@@ -72,19 +72,21 @@ class Judge(ABC):
     """Judges candidates on one case, beside a reference.
 
     ``notices``: lines for the user, ``doubts`` among them: what in the loss may not add up; ``optimizer``: what the
-    reference began with (``optimizer_facts``).
+    reference began with (``optimizer_facts``); ``uneven``: that parts of one batch came in several shapes.
     """
 
     def __init__(self, case: Case, reference: Reference | ShardReference) -> None:
         self.case = case
         self.notices: list[str] = []
         self.doubts: list[str] = []
+        self.uneven: list[str] = []
         self.optimizer = optimizer_facts(reference.optimizer)
 
     def _hear(self, result: dict[str, Any]) -> None:
         """Keep what a candidate has to say."""
         self.notices += [*result["notices"], *result["doubts"]]
         self.doubts += result["doubts"]
+        self.uneven += result["uneven"]
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from kway.checkpoints.reading import Checkpoint, open_checkpoint
 from kway.checkpoints.writer import Writer
 from kway.comm.turns import Turns
 from kway.data.loader import Share
+from kway.data.padding import uneven
 from kway.data.streams import StreamOrder
+from kway.devices.select import spelled
 from kway.errors import NonFiniteError, UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_job, folder_of
@@ -24,8 +26,8 @@ from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
 from kway.launch.own_watch import watching
 from kway.launch.status import STEP, Status
-from kway.step.build import build
-from kway.step.core import Outcome
+from kway.step.build import build, made_before
+from kway.step.core import Outcome, waits_for_figure
 from kway.step.kinds import DEFAULT_KIND
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
@@ -61,7 +63,7 @@ def parallel(
         raise UsageError(
             f"kway.parallel on {where.plan.devices} devices in a process that is alone",
             "a loop of your own runs once on each rank",
-            f"start it with: kway launch --devices {devices} {Path(sys.argv[0]).name or 'script.py'}",
+            f"start it with: kway launch --devices {spelled(devices)} {Path(sys.argv[0]).name or 'script.py'}",
         )
     world = where.joined or World(device=where.plan.device_set[0], threads=where.threads)
     with (
@@ -88,6 +90,7 @@ class Session:
         self.job, self.world, self.plan = job, world, where.plan
         self.rank, self.size, self.is_main = world.rank, world.size, world.is_main
         self.model: nn.Module = build(job)
+        self._made = made_before(job)
         self._noted = noted_of(job, self.model, held)
         self._facts = facts_of(job, train, where.plan, self.model)
         self.engine = Engine(
@@ -102,15 +105,25 @@ class Session:
             where.plan.step_kind,
         )
         self._group = self.engine.mesh.world
+        if self._waits and held is None:
+            self.engine.close()
+            raise UsageError(
+                "a ReduceLROnPlateau schedule in a loop of a job without validation data",
+                "it goes by the validation loss",
+                "set validation= in the job and call p.evaluate(), or take another schedule",
+            )
         self._turns = Turns(self._group)
         self._loader = self.engine.loader(train)
         self._held = None if held is None else self.engine.loader(held)
         self.steps = 0
+        # After how many steps a schedule that waits for figures had its last one.
+        self._judged_at: int | None = None
         self._where = where
         self._options = options_of(self.engine)
         self._writer: Writer | None = None
         self._unsaid: list[str] = []
         self._said: list[str] = []
+        self._is_uneven = False
         self._health = torch.zeros((), device=self.engine.device)
         self._notice()
         self._status.at("own code")
@@ -138,6 +151,7 @@ class Session:
         # Part of what ranks compare: the loop is the user's, and may go on to another batch on one rank alone.
         self.engine.part.batch_group.trace.note("batch", (share.epoch, share.step, self.steps))
         outcome: Outcome = self.engine.step(share, self.steps)
+        self.engine.draw_alike(self.steps)
         self._status.at("own code")
         self.engine.warn()
         if self._unsaid:
@@ -152,10 +166,29 @@ class Session:
 
     def _notice(self) -> None:
         """Say once why steps run otherwise than asked for."""
-        new = [line for line in self.engine.notices if line not in self._said]
+        self._say(self.engine.notices)
+
+    def _say(self, lines: list[str]) -> None:
+        new = [line for line in lines if line not in self._said]
         for line in new:
             self.print(f"kway: {line}", file=sys.stderr)
         self._said += new
+
+    def _compare_shapes(self) -> None:
+        """Say once that parts of one batch came in several shapes. A collective, until it has been said.
+
+        Where ranks meet anyway: the end of an epoch, or of the block, is none of these places.
+        """
+        if not self._is_uneven:
+            loaders = [self._loader] if self._held is None else [self._loader, self._held]
+            lines = uneven(self._group.objects, *(loader.shapes for loader in loaders))
+            self._is_uneven = bool(lines)
+            self._say(lines)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """This rank's optimizer. An option that a loop changes between two steps it changes on every rank alike."""
+        return self.engine.optimizer
 
     @property
     def step_kind(self) -> str:
@@ -165,14 +198,26 @@ class Session:
     def evaluate(self) -> dict[str, float]:
         """Return ``loss`` and every metric over the validation data, the same on all ranks.
 
-        With ``Job.ema`` they are figures of the averaged weights. Raises ``UsageError`` where the job has none.
+        With ``Job.ema`` they are figures of the averaged weights. A schedule that waits for a figure
+        (``ReduceLROnPlateau``) gets the loss, once for each number of steps. Raises ``UsageError`` where the job has
+        none, and ``ReplicaError`` where ranks hold other weights than each other.
         """
         if self._held is None:
             raise UsageError("evaluate() of a job without validation data", "set validation= in the job")
         with self._status.doing("evaluate"):
             self.engine.equalise()
             with self.engine.averaged():
-                return self.engine.evaluate(self._held.epoch(0))
+                figures = self.engine.evaluate(self._held.epoch(0))
+            self._compare_shapes()
+        if self._waits and self._judged_at != self.steps:
+            self._judged_at = self.steps
+            self.engine.schedule.step(figures["loss"])
+        return figures
+
+    @property
+    def _waits(self) -> bool:
+        schedule = self.engine.schedule
+        return schedule is not None and waits_for_figure(schedule)
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only."""
@@ -207,12 +252,13 @@ class Session:
         """Write ``weights.safetensors`` into ``folder``, made where it is missing; return the file's path.
 
         With ``Job.ema`` the averaged weights go beside it, into ``ema.safetensors``. Raises ``UsageError`` for what is
-        no folder, or cannot be written.
+        no folder, or cannot be written, and ``ReplicaError`` where ranks hold other weights than each other.
         """
         with self._status.doing("save"):
             return self._save(folder_of(folder) / "weights.safetensors")
 
     def _save(self, path: Path) -> Path:
+        self._compare_shapes()
         state = self.engine.state()
         average = None
         if self.job.ema is not None:
@@ -222,9 +268,10 @@ class Session:
         if self.is_main:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                save_weights(state, path)
+                made = self._made | self.engine.made
+                save_weights(state, path, made)
                 if average is not None:
-                    save_weights(average, path.with_name("ema.safetensors"))
+                    save_weights(average, path.with_name("ema.safetensors"), made)
             except OSError as problem:
                 error = UsageError(f"{path} cannot be written: {problem.strerror}")
         failed = self._group.objects(error)[0]
@@ -237,7 +284,8 @@ class Session:
 
         ``epoch`` and ``step``: the batch that comes next. ``keep``: the newest that stay. What keeps it from being
         written is warned about, and the next one is tried again. Raises ``NonFiniteError`` where a loss was no number,
-        and ``UsageError`` for state that cannot be stored.
+        ``ReplicaError`` where ranks hold other weights than each other, and ``UsageError`` for state that cannot be
+        stored.
         """
         with self._status.doing("save"):
             self._checkpoint(folder_of(folder), epoch, step, keep)
@@ -250,6 +298,7 @@ class Session:
                 "go on from the last checkpoint with a lower learning rate, or clip gradients",
             )
         self.engine.equalise()
+        self._compare_shapes()
         if self.is_main:
             if self._writer is None or self._writer.folder != place:
                 self._end_saving()

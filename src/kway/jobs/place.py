@@ -11,7 +11,7 @@ import torch
 
 from kway.devices import torch_facts
 from kway.devices.cpu import MOST_BESIDE_A_GPU, threads_for
-from kway.devices.select import parse
+from kway.devices.select import parse, spelled
 from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
 from kway.errors import KwayError, UsageError
@@ -181,7 +181,7 @@ def place(
     Inside ranks that are there (torchrun and its like) their number is the number of devices; ``patient``: their
     group has no time limit, because kway ends what makes no progress. Raises ``UsageError``.
     """
-    cluster = discover()
+    cluster, devices = discover(), spelled(devices)
     if not cluster.torch.get("remembered"):
         # torch is loaded here anyway: what only it knows is kept for `kway devices`, which does not load it.
         torch_facts.remember()

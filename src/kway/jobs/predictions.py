@@ -73,4 +73,8 @@ def _merged(pieces: list[Any], order: torch.Tensor) -> Any:
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     if first is None:
         return None
-    raise UsageError(f"a prediction of type {type(first).__name__}", "tensors, or tuples and dicts of them")
+    raise UsageError(
+        f"a prediction of type {type(first).__name__}",
+        "a model that predicts must return tensors, or tuples, lists and dicts of them",
+        "let the model return one of these, or predict with a module around it that does",
+    )

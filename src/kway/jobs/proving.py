@@ -180,8 +180,11 @@ def _notice_optimizer(own: str | None) -> list[str]:
 
 
 def _blamed(judge: Judge, rows: list[dict[str, Any]]) -> list[str]:
-    """Say that the loss is suspected, where a row fails and the loss may not add up."""
-    return [BLAMED] if judge.doubts and any(row["equal"] == "no" for row in rows) else []
+    """Say what is suspected where a row fails: a loss that may not add up, and padding that may count."""
+    if not any(row["equal"] == "no" for row in rows):
+        return []
+    padding = [f"a possible cause of what differs: {line}" for line in judge.uneven[:1]]
+    return [*([BLAMED] if judge.doubts else []), *padding]
 
 
 def _gpus(sets: list[list[str]], cluster: Cluster) -> list[str]:

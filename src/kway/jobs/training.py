@@ -26,7 +26,7 @@ from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
 from kway.report.lines import last_figures
-from kway.step.build import build, load_tensors
+from kway.step.build import build, load_tensors, made_before
 from kway.step.kinds import DEFAULT_KIND
 from kway.step.made import add_made
 from kway.step.precision import cast, precision_of
@@ -37,7 +37,7 @@ from kway.training.facts import check_length, facts_of
 from kway.training.loop import Loop
 from kway.training.parts import training_parts
 from kway.training.saving import FOLDER
-from kway.training.spec import TrainSpec, interval, saving_interval
+from kway.training.spec import PATIENCE, TrainSpec, interval, saving_interval
 from kway.training.subject import subject_of
 from kway.training.validation import BEST, known_figure
 from kway.units import counted, duration
@@ -105,7 +105,7 @@ def train(
     log_every: int = 10,
     save_best: str | None = None,
     early_stop: str | None = None,
-    patience: int = 3,
+    patience: int | None = None,
     checkpoint_every: int | str | None = None,
     keep: int | None = None,
     resume: bool | Path | str = False,
@@ -117,16 +117,16 @@ def train(
 ) -> Run:
     """Train ``job`` and return the run.
 
-    ``devices``: ``"auto"``, a number, ``"cpu:N"`` or ``"cuda:I,J"``. ``strategy``: ``"auto"``, ``"single"``,
-    ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"``, ``"bits"`` (equal bits on any number of
-    devices up to ``shards``) or ``"loose"``. ``step_kind``: how a step runs: ``"eager"``, ``"compiled"`` and, on GPUs,
-    ``"graph"`` or ``"compiled-graph"``. ``steps`` stops after that many optimizer
-    steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs; ``None`` keeps nothing on disk.
-    ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
+    ``devices``: ``"auto"``, a number, ``"cpu:N"``, ``"cuda:I,J"``, or a ``torch.device`` or a list of them.
+    ``strategy``: ``"auto"``, ``"single"``, ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"``,
+    ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``. ``step_kind``: how a step runs:
+    ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``. ``steps`` stops after that many
+    optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs; ``None`` keeps
+    nothing on disk. ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
     validation figure whose best weights are kept: ``"validation_loss"``, the name of a metric, or ``METRIC/KEY``
     of one that returns a dict. ``early_stop``: the figure that ends the run when it was not better in
-    ``patience`` validations in a row; the weights stay those of the last step. Figures that end in ``loss`` are
-    best when small.
+    ``patience`` validations in a row (``None``: 3); the weights stay those of the last step. Figures that end in
+    ``loss`` are best when small.
 
     ``checkpoint_every``: like ``"200s"``, ``"500steps"`` or a number of epochs: the whole state of the run goes
     to ``out``/checkpoints/step-N while training goes on; the ``keep`` newest stay (all, where ``None``).
@@ -161,7 +161,7 @@ def train(
         log_every=log_every,
         save_best=_figure(job, "save_best", save_best),
         early_stop=_figure(job, "early_stop", early_stop),
-        patience=patience,
+        patience=_patience(patience, early_stop),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         is_kept=out is not None,
         checkpoint_every=saving_interval("checkpoint_every", checkpoint_every),
@@ -173,7 +173,7 @@ def train(
     parts, held = training_parts(job)
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
-    spec = replace(spec, facts=facts_of(job, parts, where.plan, model))
+    spec = replace(spec, facts=facts_of(job, parts, where.plan, model), made=made_before(job))
 
     def long_enough(checkpoint: Checkpoint) -> None:
         check_length(checkpoint, epochs, steps)
@@ -225,7 +225,7 @@ def train(
                 results, where, more = run_again(where, once, restarts, shards, tell, stop)
             told = [*told, *more]
         else:
-            # Ranks of their own have a copy of the loss as well: a callback that changes it changes nothing anywhere.
+            # Ranks of their own have a copy of the loss as well: a callback that changes a module changes nothing.
             own = replace(spec, job=replace(sent, loss=_own(job.loss)))
             results = where.run(
                 run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
@@ -310,6 +310,19 @@ def _figure(job: Job, what: str, name: str | None) -> str | None:
     if not isinstance(name, str) or not known_figure(name, job.metrics):
         raise unknown("validation figure", str(name), ["validation_loss", *job.metrics])
     return name
+
+
+def _patience(patience: int | None, early_stop: str | None) -> int:
+    """Return how many validations ``early_stop`` waits. Raises ``UsageError`` where nothing waits."""
+    if patience is None:
+        return PATIENCE
+    if early_stop is None:
+        raise UsageError(
+            f"patience={patience!r} without early_stop",
+            "there is nothing to wait for",
+            'name a figure: early_stop="validation_loss"',
+        )
+    return patience
 
 
 def _ways(path: Path | str) -> list[Path]:

@@ -22,6 +22,7 @@ from kway.launch.script_rank import Script
 from kway.launch.stall import StallWatch, waited_for
 from kway.launch.status import BOARD, Board
 from kway.launch.temporary import needs_room, temporary_folder
+from kway.paths import check_reachable
 
 _LEAVE_S = 3.0
 # As for a rank: the current folder is out of the way until the script's own path is there.
@@ -113,6 +114,7 @@ def replace_this_process(
 def check(target: str, module: bool) -> None:
     """Raise ``UsageError`` where there is nothing to run under this name."""
     if not module:
+        check_reachable("script", Path(target))
         if not Path(target).is_file():
             raise UsageError(f"no file {target}", "kway launch runs a Python script, or -m MODULE")
         return

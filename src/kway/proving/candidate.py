@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from kway.data.order import Indices
+from kway.data.padding import uneven
 from kway.data.parts import Parts
 from kway.job import Job
 from kway.proving.quiet import without_dropout
@@ -59,7 +60,7 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
     """Take all steps. Returns ``shares`` (samples by step and rank); ``strays``: for each step, the first tensor
     in which a rank differs from rank 0, as (rank, tensor), or ``None``; ``digests``: for each step, the SHA-256
     of every tensor of rank 0 by name; ``step_kind`` and ``notices``: how the steps really ran, and why; ``doubts``:
-    what in the loss may not add up.
+    what in the loss may not add up; ``uneven``: that parts of one batch came in several shapes.
     """
     model = build(spec.job) if model is None else model
     largest = max(len(indices) for _, indices in spec.batches)
@@ -75,11 +76,13 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
             spec.shards,
             step_kind=spec.step_kind,
         )
+        shapes = engine.shapes(spec.parts)
         try:
             for step, (epoch, indices) in enumerate(spec.batches):
                 if not (spec.free and step):
                     _load(engine, read_tensors(before_file(spec.folder, step)))
                 share = engine.cut(spec.parts, indices, epoch, step)
+                shapes.take(share)
                 outcome = engine.step(share, step)
                 result = _tensors(engine, outcome.loss)
                 if spec.free and spec.job.ema is not None:
@@ -92,6 +95,7 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
                 if world.is_main and not spec.free:
                     after_file(spec.folder, step).write_bytes(to_bytes(result))
             ran, notices, doubts = engine.ran, engine.notices, engine.doubts
+            padded = uneven(engine.mesh.world.objects, shapes)
         finally:
             engine.close()
     return {
@@ -101,6 +105,7 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
         "step_kind": ran,
         "notices": notices,
         "doubts": doubts,
+        "uneven": padded,
     }
 
 

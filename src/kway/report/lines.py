@@ -67,8 +67,8 @@ def last_figures(record: Training) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """Format an estimate: whole seconds, because more digits would only flicker."""
-    return f"{seconds_text(max(1, round(seconds)))} left" if math.isfinite(seconds) else ""
+    """Format an estimate of the training left: whole seconds, because more digits would only flicker."""
+    return f"{seconds_text(max(1, round(seconds)))} of training left" if math.isfinite(seconds) else ""
 
 
 def rate(samples: float, seconds: float) -> str:

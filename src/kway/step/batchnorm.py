@@ -13,6 +13,7 @@ from kway.step.checkpointing import recomputing
 from kway.step.normalise import Normalise, gather_statistics
 from kway.step.presence import Presence
 from kway.step.running import move
+from kway.step.stand_in import Forward, stand_in_of, standing_in
 
 
 def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
@@ -25,7 +26,7 @@ def replaceable_layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     found = layers(model)
     for name, module in found:
         own = type(module).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-        if own or "forward" in vars(module):
+        if own or ("forward" in vars(module) and stand_in_of(module) is None):
             raise RefusedError(
                 f"layer {name!r} ({type(module).__name__}) computes batch statistics in a forward of its own",
                 "kway must know how to compute them over the whole batch",
@@ -76,18 +77,12 @@ def global_statistics(model: nn.Module, group: Group, presence: Presence) -> Ite
     The layers stay the same objects of the same class with the same names; only their ``forward`` is replaced
     on the instance. Raises ``RefusedError`` for a subclass that computes its own forward.
     """
-    found = replaceable_layers(model)
 
-    def forward_of(module: _BatchNorm) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward_of(module: _BatchNorm) -> Forward:
         return lambda x: global_forward(module, x, group, presence)
 
-    for _, module in found:
-        vars(module)["forward"] = forward_of(module)
-    try:
+    with standing_in([(layer, forward_of(layer)) for _, layer in replaceable_layers(model)], presence):
         yield
-    finally:
-        for _, module in found:
-            vars(module).pop("forward", None)
 
 
 def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: Presence) -> torch.Tensor:
@@ -96,6 +91,10 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
     A collective wherever the layer uses batch statistics. Raises ``ValueError`` where the global batch has
     only one value a channel, as torch does.
     """
+    if presence.apart:
+        # What all ranks hold counts once.
+        alone: torch.Tensor = _BatchNorm.forward(module, x)
+        return alone
     module._check_input_dim(x)  # type: ignore[no-untyped-call]
     by_batch = module.training or (module.running_mean is None and module.running_var is None)
     if not by_batch:

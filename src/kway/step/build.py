@@ -16,8 +16,9 @@ from kway.errors import UsageError, one_line, text_of
 from kway.job import Job
 from kway.launch.interrupt import EndedBySignal
 from kway.launch.temporary import check_temporary
+from kway.step.made import add_made, unmade
 from kway.step.seeds import preserved_everywhere
-from kway.step.storage import read_tensors
+from kway.step.storage import read_made, read_tensors
 
 
 def build(job: Job) -> nn.Module:
@@ -32,7 +33,9 @@ def build(job: Job) -> nn.Module:
         model = job.model if isinstance(job.model, nn.Module) else called(f"model {job.title!r}", job.model)
         if not isinstance(model, nn.Module):
             raise UsageError(
-                f"model {job.title!r} is a {type(model).__name__}", "it must make an nn.Module", "return one"
+                f"model {job.title!r} is of type {type(model).__name__}",
+                "it must make an nn.Module",
+                "return one",
             )
         if callable(job.init):
             called("init", job.init, model)
@@ -107,7 +110,7 @@ def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     optimizer = called("the optimizer", job.optimizer, model.named_parameters())
     if not hasattr(optimizer, "param_groups"):
         raise UsageError(
-            f"the optimizer is a {type(optimizer).__name__}",
+            f"the optimizer is of type {type(optimizer).__name__}",
             "it must make a torch.optim.Optimizer",
             "for two optimizers (a GAN) make two jobs in a loop of your own: docs/guide/your-own-loop.md"
             if isinstance(optimizer, tuple | list | Mapping)
@@ -132,7 +135,7 @@ def make_schedule(job: Job, optimizer: torch.optim.Optimizer) -> Any:
     schedule = called("the schedule", job.schedule, optimizer)
     if not hasattr(schedule, "step"):
         raise UsageError(
-            f"the schedule is a {type(schedule).__name__}",
+            f"the schedule is of type {type(schedule).__name__}",
             "it must make a scheduler of torch",
             "pass partial(torch.optim.lr_scheduler.StepLR, step_size=10), say",
         )
@@ -163,11 +166,13 @@ def check_optimizer(factory: Any) -> None:
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load a safetensors file of the model's own names, or that of a run's folder, into ``model``.
 
+    A model that has not run gets what the file says was made when it first ran.
+
     Raises ``UsageError`` for a file that cannot be read or whose names or shapes differ from the model's.
     """
-    path = path / "weights.safetensors" if path.is_dir() else path
     try:
-        state = read_tensors(path)
+        path = weights_at(path)
+        state, made = read_tensors(path), read_made(path)
     except (OSError, SafetensorError) as error:
         raise UsageError(
             f"weights {path} cannot be read: {error}",
@@ -175,6 +180,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
             "name one, or the folder of a run",
         ) from None
     try:
+        # Before anything is made in a model that the weights are not of.
+        check_names(model, unmade(state, made, model), path)
+        add_made(model, state, made)
         load_tensors(model, state, path)
     except UsageError as error:
         trained = _trained(path.with_name("train.json"))
@@ -183,6 +191,18 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise UsageError(
             error.got, error.need, f"{path.with_name('train.json')} says that they are of {trained!r}"
         ) from None
+
+
+def weights_at(path: Path) -> Path:
+    """Return the weights file that a path names: itself, or that of a run's folder."""
+    return path / "weights.safetensors" if path.is_dir() else path
+
+
+def made_before(job: Job) -> dict[str, str]:
+    """Return what of a built job's weights another copy of its model once made: see ``kway.step.made``."""
+    if job.init is None or callable(job.init):
+        return {}
+    return read_made(weights_at(Path(job.init)))
 
 
 def _trained(record: Path) -> str | None:
@@ -210,7 +230,12 @@ def check_names(model: nn.Module, state: dict[str, torch.Tensor], source: object
         raise UsageError(
             f"weights {source}: missing {_few(missing)}; not in the model {_few(extra)}",
             f"they must have the model's {len(own)} names",
-            "use the weights of this model, or the model that they are of",
+            "use the weights of this model, or the model that they are of"
+            + (
+                ""
+                if missing
+                else "; what it makes when it first runs comes with the module, or a file of kway's"
+            ),
         )
     for name, value in own.items():
         if value.shape != state[name].shape:

@@ -173,8 +173,7 @@ class StepCore(ABC):
     def keys(self, share: Share, step: int) -> list[int]:
         """List the keys from which this rank draws in a step: those of ``seeds``, and last that of ``UPDATE``.
 
-        What penalty and optimizer draw, and a loop of the user's own between steps, is drawn by all ranks, for weights
-        of which each holds a copy.
+        What penalty and optimizer draw is drawn by all ranks, for weights of which each holds a copy.
         """
         return [*self.seeds(share, step), key(self.job.seed, "update", step)]
 
@@ -328,7 +327,8 @@ class StepCore(ABC):
             torch._foreach_div_(beside, scaler.get_scale()) if beside else None
         penalty = None
         if self.job.penalty is not None:
-            value = one_number(self.job.penalty(self.model))
+            with self.presence.alike():
+                value = one_number(self.job.penalty(self.model))
             if value.requires_grad:
                 value.backward()  # type: ignore[no-untyped-call]
             penalty = value.detach()

@@ -2,21 +2,28 @@
 
 import copy
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
 
+from kway.errors import UsageError
+
 _VALUES = (bool, int, float, complex, str, type(None))
 _TABLES = ("", "_parameters", "_buffers")
+# Containers in containers that are looked into: deeper ones count by which object they are.
+_DEEPEST = 8
 Key = tuple[int, str, str]
 
 
 class Followed:
     """A copy of ``source`` on ``device``, its tensors of dtype ``floating`` where that is given.
 
-    ``prepare`` changes the copy. The user's own stays where it is, and as it is. What the copy has changed by itself
-    stays, too: only what is another in the user's own is taken over. What is written through ``.data`` is not seen.
+    ``prepare`` changes the copy. ``fixed``: attributes that must stay as they were. The user's own stays where it is,
+    and as it is. What the copy has changed by itself stays, too: only what is another in the user's own is taken over.
+    Not seen is what is written through ``.data``, or changed inside of an object that is neither module, tensor nor
+    container.
     """
 
     def __init__(
@@ -25,18 +32,41 @@ class Followed:
         device: torch.device,
         floating: torch.dtype | None,
         prepare: Callable[[nn.Module], None] = lambda module: None,
+        fixed: tuple[str, ...] = (),
     ) -> None:
         self._source, self._device, self._floating, self._prepare = source, device, floating, prepare
-        self._seen = _looks(source)
+        self._fixed = [(0, "", name) for name in fixed]
+        self._seen, self._parts, self._glance = _looks(source), _parts(source), _Glance(source)
         self.module = copy.deepcopy(source).to(device=device, dtype=floating)
         prepare(self.module)
 
     def changed(self) -> bool:
-        """Whether the user's own was changed since the last time; ``module`` then has what changed there."""
+        """Whether the user's own was changed since the last time; ``module`` then has what changed there.
+
+        Raises ``UsageError`` for modules that were added, removed or replaced inside, and for what is ``fixed``.
+        """
+        if self._glance.holds():
+            return False
+        self._glance = _Glance(self._source)
+        parts = _parts(self._source)
+        if parts != self._parts:
+            name = next(n for n in {**self._parts, **parts} if parts.get(n) != self._parts.get(n))
+            raise UsageError(
+                f"module {name!r} of the loss {type(self._source).__name__} was added, removed or replaced after the "
+                "run began",
+                "a loss keeps the modules that it was made of",
+                "change their attributes, or go on in a new run (init=)",
+            )
         now = _looks(self._source)
         other = [key for key in {**self._seen, **now} if self._seen.get(key, self) != now.get(key, self)]
         if not other:
             return False
+        for _, _, name in set(self._fixed).intersection(other):
+            raise UsageError(
+                f"{name} of the loss {type(self._source).__name__} was changed after the run began",
+                "how a loss adds up holds for the whole run",
+                "go on in a new run (init=)",
+            )
         self._seen = now
         own, held = list(self._source.modules()), list(self.module.modules())
         for number, table, name in other:
@@ -57,38 +87,68 @@ class Followed:
         held[name] = value
 
 
-class _Look:
-    """A value as it was: plain ones by what they say, all others by which object and version it is, and held."""
+class _Glance:
+    """A module as it was, by which objects are where: what every step asks, in a few microseconds."""
 
-    def __init__(self, value: Any) -> None:
-        self._value, self._said = value, _said(value)
+    def __init__(self, source: nn.Module) -> None:
+        own = [vars(module) for module in source.modules()]
+        inner = [table[name] for table in own for name in (*_TABLES[1:], "_modules")]
+        self._tables = [(table, tuple(table), tuple(table.values())) for table in (*own, *inner)]
+        values = [value for _, _, held in self._tables for value in held]
+        self._tensors = [(value, value._version) for value in values if isinstance(value, torch.Tensor)]
+        known = {id(table) for table in inner}
+        containers = [v for v in values if isinstance(v, list | tuple | dict) and id(v) not in known]
+        # Most are torch's own, of hooks.
+        self._empty = [value for value in containers if not value]
+        self._full = [(value, _Look(value)) for value in containers if value]
+
+    def holds(self) -> bool:
+        """Whether nothing was touched. Where something was, it may say the same as before."""
+        return (
+            all(
+                tuple(table) == names and all(map(is_, table.values(), held))
+                for table, names, held in self._tables
+            )
+            and all(tensor._version == version for tensor, version in self._tensors)
+            and not any(self._empty)
+            and all(_Look(value) == look for value, look in self._full)
+        )
+
+
+class _Look:
+    """A value as it was: plain ones by what they say, containers by what is in them, all others by which object and
+    version it is, and held.
+    """
+
+    def __init__(self, value: Any, depth: int = 0) -> None:
+        # By its text, of which a NaN is equal to itself.
+        self._said = repr(value) if isinstance(value, _VALUES) else None
         self._version = value._version if isinstance(value, torch.Tensor) else 0
+        self._inner: list[_Look] | None = None
+        if isinstance(value, list | tuple | dict) and depth < _DEEPEST:
+            inside = [*value, *(value.values() if isinstance(value, dict) else ())]
+            self._inner = [_Look(item, depth + 1) for item in inside]
+        self._value = value if self._said is None and self._inner is None else type(value)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Look):
-            return False
-        if self._said is not None or other._said is not None:
-            return self._said == other._said
-        return self._value is other._value and self._version == other._version
+        return (
+            isinstance(other, _Look)
+            and self._value is other._value
+            and (self._said, self._version, self._inner) == (other._said, other._version, other._inner)
+        )
 
     def __hash__(self) -> int:
         return hash((self._said, id(self._value)))
 
 
-def _said(value: Any) -> str | None:
-    """Return a text of a plain value, or of a container of plain ones; a NaN is itself there."""
-    if isinstance(value, _VALUES):
-        return repr(value)
-    if isinstance(value, list | tuple | dict):
-        inner = [*value, *(value.values() if isinstance(value, dict) else ())]
-        said = [_said(item) for item in inner]
-        return None if None in said else f"{type(value).__name__}{said}"
-    return None
-
-
 def _table(module: nn.Module, name: str) -> dict[str, Any]:
     own = vars(module)
     return own[name] if name else own
+
+
+def _parts(source: nn.Module) -> dict[str, nn.Module]:
+    """Return which modules are inside, by every name that they have."""
+    return dict(source.named_modules(remove_duplicate=False))
 
 
 def _looks(source: nn.Module) -> dict[Key, _Look]:

@@ -112,7 +112,7 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
             doubts,
             changed,
         )
-    placed = Followed(builtin, device, floating, _by_element)
+    placed = Followed(builtin, device, floating, _by_element, fixed=("reduction",))
     reduction = str(builtin.reduction)
     if reduction == "mean" and isinstance(builtin, nn.KLDivLoss) and _kl_mean_is_by_sample():
         reduction = "batchmean"
@@ -124,6 +124,7 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         _check_weights(module, output)
         losses: Tensor = module(output, target)
         if reduction == "batchmean":
+            _check_samples_first(losses, samples)
             return _total(losses, float(losses.shape[0]))
         if reduction == "mean" and isinstance(module, _BY_CLASS) and not target.is_floating_point():
             return _total(losses, _class_weight(module, target))
@@ -141,6 +142,19 @@ def _total(losses: Tensor, weight: Tensor | float) -> tuple[Tensor, Tensor]:
     dtype = wide(losses.dtype)
     total = losses.sum(dtype=dtype)
     return total, weight.to(dtype) if isinstance(weight, Tensor) else total.new_full((), weight)
+
+
+def _check_samples_first(losses: Tensor, samples: int) -> None:
+    """Raise ``RefusedError`` where samples lie along another dimension than the first, whose length then divides.
+
+    Of two dimensions the first is that of rows, whatever a sample has of them: these add up.
+    """
+    if losses.dim() > 2 and losses.shape[0] != samples:
+        raise RefusedError(
+            f"KLDivLoss with reduction='batchmean' for outputs of shape {tuple(losses.shape)} of {samples} samples",
+            "torch divides by the first dimension, which is not that of the samples: parts of a batch do not add up",
+            "bring the samples to dimension 0, or return (sum, weight) from a loss of your own",
+        )
 
 
 def _kl_mean_is_by_sample() -> bool:

@@ -14,7 +14,9 @@ from kway.comm.group import Group
 from kway.step.batchnorm import replaceable_layers
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import local_statistics, pool
+from kway.step.presence import Presence
 from kway.step.running import move_together, weight_of_batch, width_of
+from kway.step.stand_in import standing_in
 
 Tensor = torch.Tensor
 
@@ -168,7 +170,9 @@ class ShardStatistics:
 
 
 @contextmanager
-def per_shard(model: nn.Module, shards: int, device: torch.device) -> Iterator[ShardStatistics]:
+def per_shard(
+    model: nn.Module, shards: int, device: torch.device, presence: Presence
+) -> Iterator[ShardStatistics]:
     """While open, training passes of ``model`` note batch statistics by shard and leave the running ones alone."""
     found = replaceable_layers(model)
     statistics = ShardStatistics(found, shards, device)
@@ -189,10 +193,6 @@ def per_shard(model: nn.Module, shards: int, device: torch.device) -> Iterator[S
 
         return forward
 
-    for place, (_, module) in enumerate(found):
-        vars(module)["forward"] = forward_of(place, module)
-    try:
+    forwards = [(module, forward_of(place, module)) for place, (_, module) in enumerate(found)]
+    with standing_in(forwards, presence):
         yield statistics
-    finally:
-        for _, module in found:
-            vars(module).pop("forward", None)

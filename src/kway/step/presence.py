@@ -1,7 +1,13 @@
 """What the layers that look at the global batch must know of the share that is being computed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
 from kway.data.share import Share
 from kway.step.accompany import Meeting
+
+_TURNS = count(1)
 
 
 class Presence:
@@ -16,9 +22,23 @@ class Presence:
         # Whether a batch must not be cut in time, because a layer needs its statistics as a whole.
         self.whole = False
         self.meeting = Meeting()
+        # Whether what is computed is the same on all ranks, and not a part of anything.
+        self.apart = False
+        # Grows with each share that is taken up in this process: the job that computes has the highest.
+        self.turn = 0
+
+    @contextmanager
+    def alike(self) -> Iterator[None]:
+        """While open, the model runs on something that is no share of a batch, and the same on all ranks."""
+        self.apart = True
+        try:
+            yield
+        finally:
+            self.apart = False
 
     def take(self, share: Share) -> None:
         """Take up another share."""
         self.counts, self.pieces = share.count > 0, len(share.micro)
         self.samples, self.total = share.count, share.total
         self.meeting.clear()
+        self.turn = next(_TURNS)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from kway.comm.group import Group
+from kway.comm.said import said
 from kway.data.loader import Share
 from kway.data.seeds import key
 from kway.errors import RefusedError
@@ -25,6 +26,10 @@ Tensor = torch.Tensor
 
 class Reducer(Protocol):
     """Sums gradients over the ranks: see ``comm.reduce.GradientReducer``."""
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether anything can be sent before backward has ended, so far as that is known."""
 
     def sending(self) -> AbstractContextManager[None]:
         """Send ahead what is complete while the last gradients of this rank are computed inside."""
@@ -62,8 +67,8 @@ class ShareStep(StepCore):
         super().__init__(job, model, optimizer, device, presence, group, telling)
         self.place, self.ranks = place, ranks
         self._reducer = reducer
-        # Layers with collectives of their own in backward, which kway does not see.
-        self._alone = not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+        # Whether backward passes so far had collectives of their own; unknown before the first one.
+        self._alone: bool | None = None
         self.kept = KeptBuffers(model, [], MICRO_BATCH) if keeps_buffers else None
 
     def prepare(self, share: Share) -> bool:
@@ -134,20 +139,27 @@ class ShareStep(StepCore):
         kept = self.kept_over(share)
         if kept is not None:
             kept.begin()
-        before = self.group.trace.left
+        # Counting takes a while, and serves nothing where nothing can be sent ahead.
+        counts = self._reducer is not None and self._reducer.sends_ahead
         micro = [piece for piece in share.micro if piece[1] or not share.count]
         for number, (batch, samples) in enumerate(micro):
+            before = said() if counts else 0
             output, target, total, weight = self.forward(batch, samples)
             if self._whole(share):
-                objective = total / weight if self.rule.averaged else total
+                # Of a weight of 0 there is no mean, and no gradient either: not NaN, as 0 times infinity would be.
+                objective = total / weight.masked_fill(weight == 0, 1.0) if self.rule.averaged else total
             else:
                 # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
                 objective = total * ((1.0 if samples else 0.0) / share.total)
-            is_last = share.count > 0 and number == len(micro) - 1
-            # Not where forward has communicated, so that backward will: on a rank without samples in another order.
-            ahead = is_last and self._alone and self.group.trace.left == before
+            # Not where forward has communicated, so that backward will, nor where a backward pass has: what is sent
+            # ahead would come between in another order on each rank. All ranks have samples, or none of them sends.
+            after = said() if counts else 0
+            is_last = number == len(micro) - 1 and share.total >= self.ranks
+            ahead = is_last and bool(self._alone) and after == before
             with self._reducer.sending() if self._reducer is not None and ahead else nullcontext():
                 self.backward(objective, output)
+            if counts and not ahead and self._alone is not False:
+                self._alone = said() == after
             if kept is not None:
                 kept.end_of_piece()
             if slots is None:

@@ -28,7 +28,8 @@ class Part:
     micro-shards of a batch, where the level has them. ``global_statistics``: whether the level wants batch
     statistics of the global batch. ``telling``: in which steps ranks tell each other what they called.
     ``reducer`` acts on the gradients.
-    ``equalise`` holds what brings buffers to one value on all ranks before they are read. ``opened`` undoes
+    ``equalise`` holds what is done before weights and buffers are read: axes bring buffers to one value on all ranks,
+    and return the names of those that differed, and see that weights are alike. ``opened`` undoes
     everything at close.
     """
 
@@ -45,7 +46,7 @@ class Part:
     shares: int = 1
     batch_group: Group = field(default_factory=Group)
     reducer: Reducer | None = None
-    equalise: list[Callable[[], list[str]]] = field(default_factory=list)
+    equalise: list[Callable[[], list[str] | None]] = field(default_factory=list)
     opened: ExitStack = field(default_factory=ExitStack)
 
 

@@ -1,8 +1,8 @@
 """Data parallelism: every rank holds the whole model and a share of the global batch."""
 
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
 from kway.strategies.base import Axis, Part
+from kway.strategies.replicas import check_replicas
 
 
 class Data(Axis):
@@ -59,7 +60,8 @@ class Data(Axis):
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
         )
-        part.equalise.append(lambda: equalise_buffers(part.model, group, exact))
+        part.equalise.append(partial(check_replicas, part.model, group, part.device))
+        part.equalise.append(partial(equalise_buffers, part.model, group, exact))
 
 
 class Gradients:
@@ -71,6 +73,11 @@ class Gradients:
         self._reducer: GradientReducer | None = None
         self._sent = False
 
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether anything can be sent before backward has ended: unknown before the first step."""
+        return self._reducer is None or self._reducer.sends_ahead
+
     @contextmanager
     def sending(self) -> Iterator[None]:
         """Send ahead what is complete inside: see ``GradientReducer.sending``. From the second step on."""
@@ -78,10 +85,10 @@ class Gradients:
             yield
             return
         self._update()
-        # The same for ``reduce``, whatever is frozen meanwhile.
-        self._sent = True
         with self._reducer.sending():
             yield
+        # The same for ``reduce``, whatever was frozen meanwhile.
+        self._sent = True
 
     def reduce(self, scalars: torch.Tensor, counts: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum gradients and scalars over the ranks: see ``GradientReducer.reduce``."""
@@ -138,12 +145,10 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
     """Bring buffers that differ between ranks to one value; return their names.
 
     Floating-point buffers get the mean over the ranks, others the first rank's value. Buffers whose ids are
-    in ``exact`` are equal by construction and are left alone. Raises ``ValueError`` where the ranks hold
-    different buffers.
+    in ``exact`` are equal by construction and are left alone. Ranks hold buffers of the same shapes: see
+    ``check_replicas``.
     """
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in exact}
-    shapes = {name: (tuple(buffer.shape), str(buffer.dtype)) for name, buffer in buffers.items()}
-    _check_shapes(shapes, group, next(iter(model.named_parameters()))[1].device)
     changed = []
     for dtype in {buffer.dtype: None for buffer in buffers.values()}:
         names = [name for name, buffer in buffers.items() if buffer.dtype == dtype and buffer.numel()]
@@ -163,20 +168,6 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
                 value = values.double().mean(0) if real.is_floating_point() else values[0]
                 real.copy_(value.view(real.shape))
     return [name for name in buffers if name in changed]
-
-
-def _check_shapes(shapes: dict[str, tuple[tuple[int, ...], str]], group: Group, device: torch.device) -> None:
-    """Raise ``ValueError`` where the ranks hold different buffers. A collective, cheap where they do not."""
-    own = torch.tensor(zlib.crc32(repr(shapes).encode()), device=device)
-    if len(set(group.stack(own).tolist())) == 1:
-        return
-    for rank, others in enumerate(group.objects(shapes)):
-        if others != shapes:
-            name = next(n for n in {**shapes, **others} if shapes.get(n) != others.get(n))
-            raise ValueError(
-                f"buffer {name!r} is {shapes.get(name)} on rank {group.rank} and {others.get(name)} on rank "
-                f"{rank}: a buffer must have one shape on all ranks"
-            )
 
 
 AXIS = Data()

@@ -1,8 +1,8 @@
 """The engine: a job opened on a layout by folding its axes in order."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from kway.checkpoints.reading import Checkpoint
 from kway.comm.mesh import Mesh
 from kway.data.loader import Loader, Share, cut
 from kway.data.order import Indices, bounds
+from kway.data.padding import Shapes
 from kway.data.parts import Parts
+from kway.data.seeds import key
 from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
@@ -179,6 +181,11 @@ class Engine:
         """Take one optimizer step over the global batch, of which ``share`` is this rank's part."""
         return self._runner.run(share, step, tally)
 
+    def draw_alike(self, step: int) -> None:
+        """Let what follows step number ``step`` draw the same numbers on all ranks, however the step was taken."""
+        # Not by what the step left: one that was recorded draws without the host.
+        seed_generators(key(self.job.seed, "between", step), self.device)
+
     def tally(self, names: list[str]) -> Tally:
         """Make an empty tally on this rank's device."""
         rows = self._level.shards(self.part.shards) or self.part.shares
@@ -216,6 +223,10 @@ class Engine:
             shards=self._level.shards(self.part.shards),
         )
 
+    def shapes(self, parts: Parts) -> Shapes:
+        """Return what looks at the shapes of shares that ``cut`` reads of ``parts``."""
+        return Shapes(parts, self._level.shards(self.part.shards))
+
     def _row(self, place: int) -> int:
         """Return the row of a tally in which micro-batch number ``place`` of a share adds up."""
         return self.part.place if self._level.shards(self.part.shards) is None else self.rows[place]
@@ -225,11 +236,13 @@ class Engine:
         """Return ``loss`` (where there is one) and every metric over all samples, each counted once."""
         names = ["loss", *self.job.metrics]
         tally = self.tally(names)
-        for place, _, count, output, target, total, weight in self._forward(shares):
-            if count:
-                row = self._row(place)
-                tally.add("loss", total, weight if self._step.rule.averaged else torch.ones_like(weight), row)
-                measure(self.job.metrics, output, target, count, tally, row)
+        averaged = self._step.rule.averaged
+        with closing(self._forward(shares)) as pieces:
+            for place, _, count, output, target, total, weight in pieces:
+                if count:
+                    row = self._row(place)
+                    tally.add("loss", total, weight if averaged else torch.ones_like(weight), row)
+                    measure(self.job.metrics, output, target, count, tally, row)
         sums = tally.result(self.part.batch_group)
         values = {name: mean(pair) for name, pair in sums.items()}
         if not self._step.rule.averaged:
@@ -237,15 +250,20 @@ class Engine:
         return values
 
     @torch.no_grad()
-    def outputs(self, shares: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield (data set indices, output on the CPU) of this rank's part of every batch."""
+    def outputs(self, shares: Any) -> Generator[tuple[Any, Any], None, None]:
+        """Yield (data set indices, output on the CPU) of this rank's part of every batch. To be closed."""
         cpu = torch.device("cpu")
-        for _, indices, count, output, *_ in self._forward(shares, with_loss=False):
-            if count:
-                yield indices, move(output, cpu)
+        with closing(self._forward(shares, with_loss=False)) as pieces:
+            for _, indices, count, output, *_ in pieces:
+                if count:
+                    yield indices, move(output, cpu)
 
     def _forward(self, shares: Any, with_loss: bool = True) -> Any:
-        """Run the model in evaluation mode over all micro-batches, on all ranks equally often."""
+        """Run the model in evaluation mode over all micro-batches, on all ranks equally often.
+
+        To be closed by the caller, whatever it raises: else modes and random state would be given back when the
+        traceback goes, long after others were set.
+        """
         modes = modes_of(self.model)
         self.model.eval()
         self._step.forget()
@@ -285,9 +303,9 @@ class Engine:
     def equalise(self) -> list[str]:
         """Bring buffers that differ between ranks to one value; return the names of those that did.
 
-        Raises ``RefusedError`` at level bits, which such a buffer breaks.
+        Raises ``RefusedError`` at level bits, which such a buffer breaks, and ``ReplicaError`` where weights differ.
         """
-        names = [name for equalise in self.part.equalise for name in equalise()]
+        names = [name for equalise in self.part.equalise for name in equalise() or ()]
         if names and self.level == "bits":
             raise RefusedError(
                 f"buffer {names[0]!r} differs between devices",

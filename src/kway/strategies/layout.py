@@ -131,7 +131,7 @@ def check_model(
         kind = type(module).__name__
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or "FSDP" in kind:
             raise RefusedError(
-                f"module {name or 'itself'!r} of the model is a {kind}",
+                f"{f'module {name!r} of the model' if name else 'the model'} is of type {kind}",
                 "kway spreads the plain model by itself",
                 "pass the model that it wraps (.module)",
             )

@@ -150,7 +150,7 @@ class Bits(Level):
     def open(self, part: Part, optimizer: torch.optim.Optimizer) -> StepCore:
         """Make a step over fixed shards, with deterministic algorithms."""
         part.opened.enter_context(deterministic(part.device))
-        statistics = part.opened.enter_context(per_shard(part.model, part.shards, part.device))
+        statistics = part.opened.enter_context(per_shard(part.model, part.shards, part.device, part.presence))
         return ShardStep(
             part.job,
             part.model,

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +28,7 @@ from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.requests import STOP, Requests, who_asked
 from kway.training.saving import Position, Saver
+from kway.training.set_up import set_up_notices
 from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
 from kway.training.subject import optimizer_facts
@@ -154,9 +154,10 @@ class Loop:
     def _keep_weights(self, folder: Path) -> None:
         """Write the last weights. Raises ``KwayError`` that says what is there where they cannot be written."""
         try:
-            save_weights(self.state, folder / "weights.safetensors")
+            made = self.spec.made | self.engine.made
+            save_weights(self.state, folder / "weights.safetensors", made)
             if self.average is not None:
-                save_weights(self.average, folder / "ema.safetensors")
+                save_weights(self.average, folder / "ema.safetensors", made)
         except OSError as error:
             raise self.saver.no_weights(self.steps, error) from None
 
@@ -170,9 +171,8 @@ class Loop:
 
     def _set_up(self) -> list[str]:
         """Return lines for the user about the data and how steps run, known so far on any rank. A collective."""
-        held = [] if self.validation is None else self.validation.held.parts.notices
-        steps = self.engine.mesh.world.objects(self.engine.notices)
-        return [*self.loader.parts.notices, *held, *chain.from_iterable(steps)]
+        held = [] if self.validation is None else [self.validation.held]
+        return set_up_notices(self.engine, self.loader, *held)
 
     def _warn(self, text: str) -> None:
         self.notices.append(text)

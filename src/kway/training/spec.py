@@ -8,6 +8,8 @@ from kway.errors import UsageError
 from kway.job import Job
 from kway.records import Plan
 
+PATIENCE = 3  # validations that early_stop waits where nobody says how many
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -64,6 +66,7 @@ class TrainSpec:
 
     ``is_kept``: whether the folder outlives the run, so that checkpoints can be kept there, every
     ``checkpoint_every``, the last ``keep`` of them. ``resume``: the folder of the checkpoint to go on from.
+    ``made``: what of its first weights another copy of the model made when it ran, for the files of this run.
     ``told``: lines for the user that were known before the run began.
     ``facts``: what the job is, for checkpoints (see ``kway.training.facts``); ``subject``: for the record.
     """
@@ -77,12 +80,13 @@ class TrainSpec:
     log_every: int = 10
     save_best: str | None = None
     early_stop: str | None = None
-    patience: int = 3
+    patience: int = PATIENCE
     started: str = ""
     is_kept: bool = False
     checkpoint_every: Interval | None = None
     keep: int | None = None
     resume: str | None = None
+    made: dict[str, str] = field(default_factory=dict)
     told: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     subject: dict[str, Any] = field(default_factory=dict)

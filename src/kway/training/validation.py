@@ -121,7 +121,7 @@ class Validation:
         """Write the best weights. A full disk ends no run: the next best is tried again."""
         path = Path(self.spec.folder) / BEST
         try:
-            save_weights(state, path)
+            save_weights(state, path, self.spec.made | self.engine.made)
             self._best_sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
             text = f"the best weights so far, of step {self.at}, were not written to {path}: {error.strerror or error}"

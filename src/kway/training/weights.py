@@ -1,6 +1,7 @@
 """Weights on disk, and their fingerprint."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -37,6 +38,9 @@ def fingerprint(state: dict[str, torch.Tensor], names: list[str]) -> str:
     return digest.hexdigest()
 
 
-def save_weights(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Write ``state`` to a safetensors file, complete or not at all, with nothing in it that depends on the run."""
-    write_atomically(path, to_bytes(state))
+def save_weights(state: dict[str, torch.Tensor], path: Path, made: Mapping[str, str] | None = None) -> None:
+    """Write ``state`` to a safetensors file, complete or not at all, with nothing in it that depends on the run.
+
+    ``made``: what the model made of it when it first ran, so that a copy that has not run can take it.
+    """
+    write_atomically(path, to_bytes(state, made))

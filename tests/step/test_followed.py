@@ -1,0 +1,115 @@
+"""A loss module that is changed between steps is followed, or what cannot be followed is an error."""
+
+import pytest
+import torch
+from torch import nn
+
+from kway.errors import UsageError
+from kway.step.losses import rule_for
+
+CPU = torch.device("cpu")
+OUTPUT, TARGET = torch.tensor([[3.0], [1.0]]), torch.tensor([[0.0], [0.0]])
+
+
+class Held(nn.Module):
+    """A loss with a value of every kind that is followed."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.L1Loss(reduction="none")])
+        self.factor, self.factors, self.nested = 1.0, [torch.tensor(1.0)], {"a": [1.0, {"b": torch.ones(1)}]}
+        self.register_buffer("scale", torch.ones(()))
+        self.later = []
+
+    def forward(self, output, target):
+        inner = self.nested["a"]
+        factor = self.factor * self.factors[0] * inner[0] * inner[1]["b"] * self.scale * (1 + sum(self.later))
+        return factor * sum(part(output, target) for part in self.parts)
+
+
+def other_factor(loss):
+    loss.factor = 5.0
+
+
+def other_in_list(loss):
+    loss.factors[0] = torch.tensor(5.0)
+
+
+def in_place_in_list(loss):
+    loss.factors[0].mul_(5)
+
+
+def other_in_nested(loss):
+    loss.nested["a"][1]["b"] = torch.full((1,), 5.0)
+
+
+def in_place_in_nested(loss):
+    loss.nested["a"][1]["b"].mul_(5)
+
+
+def number_in_nested(loss):
+    loss.nested["a"][0] = 5.0
+
+
+def buffer(loss):
+    loss.scale.mul_(5)
+
+
+def filled(loss):
+    loss.later.append(4.0)
+
+
+CHANGES = [
+    other_factor, other_in_list, in_place_in_list, other_in_nested, in_place_in_nested, number_in_nested, buffer,
+    filled,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_counts_from_the_next_look_on(change):
+    loss = Held()
+    rule = rule_for(loss, CPU)
+    assert not rule.changed()
+    assert float(rule(OUTPUT, TARGET, 2)[0]) == 4
+    change(loss)
+    assert rule.changed()
+    assert float(rule(OUTPUT, TARGET, 2)[0]) == float(loss(OUTPUT, TARGET).sum()) == 20
+    assert not rule.changed()
+
+
+def test_what_says_the_same_as_before_is_no_change():
+    loss = Held()
+    rule = rule_for(loss, CPU)
+    loss.factor, loss.nested = float("1"), {"a": [1.0, loss.nested["a"][1]]}
+    assert not rule.changed()
+
+
+def replaced(loss):
+    loss.parts[0] = nn.MSELoss(reduction="none")
+
+
+def appended(loss):
+    loss.parts.append(nn.MSELoss(reduction="none"))
+
+
+def gone(loss):
+    del loss.parts[0]
+
+
+@pytest.mark.parametrize("change", [replaced, appended, gone], ids=lambda change: change.__name__)
+def test_other_modules_inside_are_an_error(change):
+    loss = Held()
+    rule = rule_for(loss, CPU)
+    change(loss)
+    with pytest.raises(
+        UsageError, match=r"module 'parts.[01]' of the loss Held was added, removed or replaced"
+    ):
+        rule.changed()
+
+
+def test_another_reduction_of_one_of_torch_s_is_an_error():
+    loss = nn.MSELoss()
+    rule = rule_for(loss, CPU)
+    loss.reduction = "sum"
+    with pytest.raises(UsageError, match="reduction of the loss MSELoss was changed"):
+        rule.changed()

@@ -1,0 +1,160 @@
+"""Ranks whose copies of the weights have drifted apart are an error where weights are read, saved or judged."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.strategies import replicas
+from kway.strategies.replicas import checksum
+
+X = torch.arange(40.0, dtype=torch.float64).reshape(10, 4) / 40
+Y = X.sum(1, keepdim=True)
+
+
+def plain():
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+PLAIN_SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def job(optimizer=PLAIN_SGD):
+    return kway.Job(
+        model=plain, loss=nn.MSELoss(), data=(X, Y), validation=(X, Y), precision="fp64", batch_size=5,
+        optimizer=optimizer,
+    )  # fmt: skip
+
+
+def drifting(context, level, where, folder):
+    """Move one weight of one rank after a step; return what then reading, saving or judging raised."""
+    with kway.parallel(job(), strategy="data", exactness=level) as p:
+        for batch in p.batches(0):
+            p.step(batch)
+        if p.rank == 1:
+            with torch.no_grad():
+                p.model[2].weight[0, 1] += 1e-9
+        try:
+            if where == "evaluate":
+                p.evaluate()
+            elif where == "save":
+                p.save(folder)
+            else:
+                p.checkpoint(folder, epoch=1)
+        except kway.KwayError as error:
+            return error
+        return None
+
+
+@pytest.mark.parametrize(
+    ("level", "where"),
+    [("math", "evaluate"), ("bits", "save"), ("loose", "checkpoint"), ("math", "checkpoint")],
+)
+def test_a_weight_that_moved_on_one_rank_is_named(ranks, tmp_path, level, where):
+    found = ranks.run(drifting, level, where, tmp_path / "saved")
+    for error in found:
+        assert isinstance(error, kway.ReplicaError)
+        assert "'2.weight' on rank 1 is not what rank 0 holds, by up to 1e-09" in str(error)
+    assert not list(tmp_path.glob("saved/*"))
+
+
+class Drawn(torch.optim.SGD):
+    """Adds noise from a generator that knows the rank."""
+
+    def __init__(self, parameters, rank):
+        super().__init__(parameters, lr=0.1)
+        self.generator = torch.Generator().manual_seed(rank)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                noise = torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype)
+                parameter.add_(noise, alpha=1e-3)
+
+
+def noisy(context, alike):
+    rank = context.world.rank
+    with kway.parallel(job(partial(Drawn, rank=0 if alike else rank)), strategy="data") as p:
+        for batch in p.batches(0):
+            p.step(batch)
+        try:
+            p.evaluate()
+        except kway.ReplicaError as error:
+            return str(error)
+        return None
+
+
+def test_an_optimizer_that_draws_by_rank_is_found_and_one_that_does_not_is_left_alone(ranks):
+    assert ranks.run(noisy, True) == [None, None]
+    one, other = ranks.run(noisy, False)
+    assert one == other
+    assert "parameter '0.weight' (and 3 other parameters) on rank 1" in one
+
+
+def unlike(context):
+    with kway.parallel(job(), strategy="data") as p:
+        if p.rank == 1:
+            p.model.more = nn.Parameter(torch.zeros(2))
+        with pytest.raises(ValueError, match=r"'more' is .* one of one shape on all ranks"):
+            p.evaluate()
+    return True
+
+
+def test_a_parameter_that_one_rank_alone_has_is_named(ranks):
+    assert ranks.run(unlike) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(7),
+        torch.randn(3, 5, dtype=torch.float64).t(),
+        torch.randn(4, dtype=torch.bfloat16),
+        torch.randn(4, dtype=torch.complex64).conj(),
+        torch.tensor(2.0),
+        torch.tensor([float("nan"), 1.0]),
+    ],
+)
+def test_any_number_that_changes_and_any_two_that_trade_places_change_the_checksum(tensor):
+    cpu = torch.device("cpu")
+    own = checksum([tensor], cpu)
+    assert own.shape == ()
+    assert own.dtype == torch.int64
+    assert torch.equal(own, checksum([tensor.clone()], cpu))
+    for place in range(tensor.numel()):
+        other = tensor.clone().contiguous()
+        other.view(-1)[place] = 0.3125
+        assert not torch.equal(own, checksum([other], cpu)), place
+    if tensor.numel() > 1:
+        assert not torch.equal(own, checksum([tensor.clone().contiguous().view(-1).flip(0)], cpu))
+
+
+def test_what_is_longer_than_a_piece_counts_by_place_too(monkeypatch):
+    monkeypatch.setattr(replicas, "_PIECE", 3)
+    cpu, tensor = torch.device("cpu"), torch.arange(1.0, 11)
+    traded = torch.cat([tensor[3:6], tensor[:3], tensor[6:]])
+    assert checksum([tensor], cpu) != checksum([traded], cpu)
+    assert checksum([torch.empty(0)], cpu) == 0
+
+
+def test_tensors_of_several_sizes_count_together(monkeypatch):
+    monkeypatch.setattr(replicas, "_PIECE", 4)
+    cpu = torch.device("cpu")
+    held = [
+        torch.ones(3),
+        torch.ones(2, dtype=torch.float64),
+        torch.empty(0),
+        torch.ones(5),
+        torch.ones(2).half(),
+    ]
+    own = checksum(held, cpu)
+    assert own == checksum([each.clone() for each in held], cpu)
+    for each in held:
+        for place in range(len(each)):
+            each[place] += 1
+            assert own != checksum(held, cpu)
+            each[place] -= 1
