@@ -69,7 +69,7 @@ def test_more_ranks_than_cores_are_warned_about(tmp_path, monkeypatch, capsys, f
     (tmp_path / "own.py").write_text(SOURCE)
     real = topology.discover()
     one = dataclasses.replace(real, cpu={**real.cpu, "usable": 1})
-    monkeypatch.setattr(topology, "discover", lambda: one)
+    monkeypatch.setattr("kway.jobs.proving.discover", lambda: one)
     for devices, lines in (("cpu:1", []), ("1,2", ["kway: warning: 2 CPU ranks share 1 usable core"])):
         words = ["--devices", devices, "--steps", "1", "--out", f"of-{devices}", "--optimizer", "sgd"]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
