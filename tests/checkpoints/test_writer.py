@@ -56,7 +56,8 @@ def test_one_save_is_in_flight_and_the_next_says_how_long_it_waited(gate, tmp_pa
         threading.Timer(0.3, gate.set).start()
         waited = writer.save(snapshot(2))
         assert 0.2 < waited < 5
-        assert writer.saved == [1]
+        # The second may be there by now.
+        assert writer.saved[0] == 1
         assert writer.waited_s == pytest.approx(waited, abs=0.05)
         assert writer.held_s >= writer.waited_s
     assert writer.saved == [1, 2]

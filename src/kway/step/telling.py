@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 # Where comparing costs something, it is done once in so many steps.
-SELDOM = 32
+SELDOM = 64
 
 
 def _never() -> bool:
