@@ -107,9 +107,29 @@ def test_other_modules_inside_are_an_error(change):
         rule.changed()
 
 
-def test_another_reduction_of_one_of_torch_s_is_an_error():
-    loss = nn.MSELoss()
+@pytest.mark.parametrize("kind", [nn.MSELoss, nn.TripletMarginLoss, nn.CosineEmbeddingLoss])
+def test_another_reduction_of_one_of_torch_s_is_an_error(kind):
+    loss = kind()
     rule = rule_for(loss, CPU)
     loss.reduction = "sum"
-    with pytest.raises(UsageError, match="reduction of the loss MSELoss was changed"):
+    with pytest.raises(UsageError, match=f"reduction of the loss {kind.__name__} was changed"):
         rule.changed()
+
+
+def test_a_reduction_of_the_users_own_is_followed():
+    loss = Held()
+    loss.reduction = "mean"
+    rule = rule_for(loss, CPU)
+    loss.reduction = "sum"
+    assert rule.changed()
+
+
+def test_tensors_of_every_mode_are_followed():
+    loss = Held()
+    with torch.inference_mode():
+        loss.factor = torch.ones(())
+    rule = rule_for(loss, CPU)
+    assert not rule.changed()
+    loss.factor = torch.ones((), requires_grad=True) * 5
+    assert rule.changed()
+    assert float(rule(OUTPUT, TARGET, 2)[0]) == 20

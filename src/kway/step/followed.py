@@ -79,11 +79,14 @@ class Followed:
         if name not in own:
             held.pop(name, None)
             return
-        value = copy.deepcopy(own[name])
+        value = own[name]
         if isinstance(value, torch.Tensor):
+            # Not by deepcopy, which refuses what was computed from parameters.
             dtype = self._floating if value.is_floating_point() else None
-            moved = value.detach().to(device=self._device, dtype=dtype)
+            moved = value.detach().to(device=self._device, dtype=dtype, copy=True)
             value = nn.Parameter(moved, value.requires_grad) if isinstance(value, nn.Parameter) else moved
+        else:
+            value = copy.deepcopy(value)
         held[name] = value
 
 
@@ -95,7 +98,7 @@ class _Glance:
         inner = [table[name] for table in own for name in (*_TABLES[1:], "_modules")]
         self._tables = [(table, tuple(table), tuple(table.values())) for table in (*own, *inner)]
         values = [value for _, _, held in self._tables for value in held]
-        self._tensors = [(value, value._version) for value in values if isinstance(value, torch.Tensor)]
+        self._tensors = [(value, _version(value)) for value in values if isinstance(value, torch.Tensor)]
         known = {id(table) for table in inner}
         containers = [v for v in values if isinstance(v, list | tuple | dict) and id(v) not in known]
         # Most are torch's own, of hooks.
@@ -109,7 +112,7 @@ class _Glance:
                 tuple(table) == names and all(map(is_, table.values(), held))
                 for table, names, held in self._tables
             )
-            and all(tensor._version == version for tensor, version in self._tensors)
+            and all(_version(tensor) == version for tensor, version in self._tensors)
             and not any(self._empty)
             and all(_Look(value) == look for value, look in self._full)
         )
@@ -123,7 +126,7 @@ class _Look:
     def __init__(self, value: Any, depth: int = 0) -> None:
         # By its text, of which a NaN is equal to itself.
         self._said = repr(value) if isinstance(value, _VALUES) else None
-        self._version = value._version if isinstance(value, torch.Tensor) else 0
+        self._version = _version(value) if isinstance(value, torch.Tensor) else 0
         self._inner: list[_Look] | None = None
         if isinstance(value, list | tuple | dict) and depth < _DEEPEST:
             inside = [*value, *(value.values() if isinstance(value, dict) else ())]
@@ -139,6 +142,11 @@ class _Look:
 
     def __hash__(self) -> int:
         return hash((self._said, id(self._value)))
+
+
+def _version(tensor: torch.Tensor) -> int:
+    # What was made in inference mode has none.
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _table(module: nn.Module, name: str) -> dict[str, Any]:

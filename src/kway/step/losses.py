@@ -94,7 +94,8 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         return LossRule(lambda output, _, samples: _own(output, samples, "the model", doubts), True, doubts)
     builtin = _as_builtin(loss)
     if builtin is None:
-        own = Followed(loss, device, floating) if isinstance(loss, nn.Module) else None
+        fixed = ("reduction",) if _is_torch_s(loss) else ()
+        own = Followed(loss, device, floating, fixed=fixed) if isinstance(loss, nn.Module) else None
         changed = (lambda: False) if own is None else own.changed
 
         def call(output: Any, target: Any) -> Any:
@@ -233,11 +234,15 @@ def _module_of(function: Any) -> nn.Module | None:
 def _is_torch_s_sum(loss: Any) -> bool:
     """Whether a loss is one of torch's that are not known one by one, and sums up: its parts add up as they are."""
     if isinstance(loss, nn.Module):
-        kind: Any = next((k for k in type(loss).__mro__ if k.__module__ == nn.MSELoss.__module__), None)
-        own = kind is not None and type(loss).forward is kind.forward
-        return own and getattr(loss, "reduction", None) == "sum"
+        return _is_torch_s(loss) and getattr(loss, "reduction", None) == "sum"
     function, options = _unwrapped(loss)
     return getattr(function, "__module__", None) == F.__name__ and options.get("reduction") == "sum"
+
+
+def _is_torch_s(loss: Any) -> bool:
+    """Whether a loss is a module of torch's, or one that computes as it does."""
+    kind: Any = next((k for k in type(loss).__mro__ if k.__module__ == nn.MSELoss.__module__), None)
+    return kind is not None and type(loss).forward is kind.forward
 
 
 def _hashable(value: Any) -> bool:
