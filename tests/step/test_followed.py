@@ -133,3 +133,21 @@ def test_tensors_of_every_mode_are_followed():
     loss.factor = torch.ones((), requires_grad=True) * 5
     assert rule.changed()
     assert float(rule(OUTPUT, TARGET, 2)[0]) == 20
+
+
+class Holding(nn.Module):
+    """A loss that looks at a model, which torch does not see in a list."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.models = [model]
+
+    def forward(self, output, target):
+        return (output - target).square() + self.models[0].weight.square().sum()
+
+
+def test_a_loss_that_holds_what_is_trained_is_refused_and_what_is_frozen_is_not():
+    model = nn.Linear(1, 1)
+    with pytest.raises(UsageError, match=r"Holding.* holds a model, or parameters, in an attribute"):
+        rule_for(Holding(model), CPU)
+    rule_for(Holding(model.requires_grad_(False)), CPU)

@@ -22,6 +22,8 @@ class Followed:
 
     ``prepare`` changes the copy. ``fixed``: attributes that must stay as they were. The user's own stays where it is,
     and as it is. What the copy has changed by itself stays, too: only what is another in the user's own is taken over.
+    Raises ``UsageError`` for trained parameters that ``source`` holds where torch does not look for them.
+
     Not seen is what is written through ``.data``, or changed inside of an object that is neither module, tensor nor
     container.
     """
@@ -37,7 +39,15 @@ class Followed:
         self._source, self._device, self._floating, self._prepare = source, device, floating, prepare
         self._fixed = [(0, "", name) for name in fixed]
         self._seen, self._parts, self._glance = _looks(source), _parts(source), _Glance(source)
-        self.module = copy.deepcopy(source).to(device=device, dtype=floating)
+        memo: dict[int, Any] = {}
+        self.module = copy.deepcopy(source, memo).to(device=device, dtype=floating)
+        if any(isinstance(value, nn.Parameter) and value.requires_grad for value in memo.values()):
+            raise UsageError(
+                f"a loss ({type(source).__name__}) that holds a model, or parameters, in an attribute",
+                "every device computes with a copy of the loss: gradients would reach the copies, and train nothing",
+                "let the model return what the loss needs of it, freeze what is not trained (requires_grad_(False)), "
+                "or make the loss a part of the model, which then returns (sum, weight), and pass loss=None",
+            )
         prepare(self.module)
 
     def changed(self) -> bool:
