@@ -1,5 +1,6 @@
 """Layers with statistics that run outside of a step's own share: in a penalty, or for another open job."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -32,15 +33,69 @@ def of_probe(model):
     return 0.1 * model(PROBE).square().mean()
 
 
-@pytest.mark.parametrize("exactness", ["math", "bits"])
-def test_a_penalty_that_runs_the_model_moves_its_statistics_once(trained, exactness):
+def by_hand(epochs=1):
+    """Train as torch does, over the batches that kway takes."""
+    with kway.parallel(job_of(model=normed), devices="cpu") as p:
+        model = normed().double()
+        model.load_state_dict(p.model.state_dict())
+        batches = [torch.as_tensor(batch.indices) for batch in p.batches(0)]
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for rows in batches:
+        sgd.zero_grad()
+        nn.functional.cross_entropy(model(X[rows]), Y[rows]).backward()
+        of_probe(model).backward()
+        sgd.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_penalty_that_runs_the_model_moves_its_statistics_once(trained, size):
+    found = trained(job_of(model=normed, penalty=of_probe), size).model.state_dict()
+    for name, value in by_hand().items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+
+
+def test_at_bits_too_and_as_often(ranks, trained):
     job = job_of(model=normed, penalty=of_probe)
-    one, *others = [
-        trained(job, size, exactness=exactness, shards=3).model.state_dict() for size in (1, 2, 3)
-    ]
-    for other in others:
-        for name, value in one.items():
-            torch.testing.assert_close(other[name], value, rtol=0, atol=1e-13)
+    one, *others = [trained(job, size, exactness="bits", shards=3).model.state_dict() for size in (1, 2, 3)]
+    assert all(torch.equal(other[name], value) for other in others for name, value in one.items())
+    assert one["0.num_batches_tracked"] == by_hand()["0.num_batches_tracked"] == 4
+    proof = kway.prove(job, devices="1,2", exactness="bits", shards=3, steps=2, ranks=ranks)
+    assert proof.verdict == "pass"
+
+
+def copied(context, exactness):
+    """Copy the model after a step, then train on; return what the copy gives before and after."""
+    with kway.parallel(job_of(model=normed), strategy="data", exactness=exactness, shards=3) as p:
+        first, second = p.batches(0)
+        p.step(first)
+        own = copy.deepcopy(p.model)
+        found = own(X)
+        p.step(second)
+        return torch.equal(found, own(X)), own.state_dict()
+
+
+@pytest.mark.parametrize("exactness", ["math", "bits"])
+def test_a_copy_of_the_model_is_one_of_its_own(ranks, exactness):
+    for size in (1, 2):
+        for same, state in ranks.run(copied, exactness, size=size):
+            assert same
+            assert state["0.num_batches_tracked"] == 3
+
+
+def beside(context):
+    job = job_of(model=normed().double())
+    with (
+        kway.parallel(job, strategy="data"),
+        pytest.raises(kway.RefusedError, match="part of another open job"),
+        kway.parallel(job, strategy="data", exactness="loose"),
+    ):
+        pass
+    return True
+
+
+def test_layers_of_an_open_job_are_refused_at_loose(ranks):
+    assert ranks.run(beside) == [True, True]
 
 
 class Pair(nn.Module):

@@ -83,6 +83,8 @@ def left_elsewhere(context):
             return outcome
 
         p.engine._runner.run = replayed
+        # Before the first step, too.
+        found.append(float(torch.rand(())))
         for batch in p.batches(0):
             p.step(batch)
             found.append(float(torch.rand(())))

@@ -148,10 +148,14 @@ def test_devices_of_torch(devices, text):
 
 
 @pytest.mark.parametrize(
-    "devices", [[torch.device("cpu"), torch.device("cuda:0")], torch.device("meta"), [], None]
+    "devices", [[torch.device("cpu"), torch.device("cuda:0")], torch.device("meta"), torch.float32, [], None]
 )
 def test_what_is_no_set_of_devices_of_torch(devices):
     with pytest.raises(UsageError, match=r"^device set"):
         parse(devices, FOUR)
     with pytest.raises(UsageError, match=r"^(no )?device set"):
         parse_list(devices, FOUR)
+
+
+def test_several_sets_may_come_as_any_sequence():
+    assert parse_list(range(1, 3), TWO) == parse_list([1, 2], TWO) == parse_list("1,2", TWO)

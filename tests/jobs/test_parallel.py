@@ -216,3 +216,28 @@ def test_a_folder_that_is_none_is_named_so():
         for act in (p.save, p.resume):
             with pytest.raises(kway.UsageError, match="folder=None: it must be a path"):
                 act(None)
+
+
+def test_a_schedule_has_no_figure_twice_where_a_loop_goes_on(tmp_path):
+    def rate(p):
+        return p.optimizer.param_groups[0]["lr"]
+
+    job = job_of(schedule=plateau)
+    with kway.parallel(job, devices="cpu") as p:
+        for batch in p.batches(0):
+            p.step(batch)
+        p.evaluate()
+        p.checkpoint(tmp_path / "judged", epoch=1)
+        for batch in p.batches(1):
+            p.step(batch)
+        p.checkpoint(tmp_path / "open", epoch=2)
+        p.evaluate()
+        own, drawn = rate(p), float(torch.rand(()))
+    for folder, moves in (("judged", False), ("open", True)):
+        with kway.parallel(job, devices="cpu") as p:
+            p.resume(tmp_path / folder)
+            before, again = rate(p), float(torch.rand(()))
+            p.evaluate()
+            assert (rate(p) < before) == moves
+    assert rate(p) == own
+    assert again == drawn

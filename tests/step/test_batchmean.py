@@ -31,3 +31,15 @@ def test_several_rows_of_a_sample_add_up():
 def test_samples_that_do_not_come_first_are_refused():
     with pytest.raises(RefusedError, match=r"shape \(7, 3, 4\) of 3 samples"):
         rule_for(LOSS, CPU)(*drawn(7, 3, 4), 3)
+
+
+def test_samples_that_are_folded_into_rows_add_up_and_sizes_that_do_not_tell_are_a_doubt():
+    rule = rule_for(LOSS, CPU)
+    rule(*drawn(8, 5, 5), 2)
+    assert rule.doubts == []
+    rule(*drawn(4, 4, 3), 4)
+    rule(*drawn(4, 4, 3), 4)
+    assert len(rule.doubts) == 1
+    assert "batchmean" in rule.doubts[0]
+    with pytest.raises(RefusedError, match=r"shape \(8, 4, 3\) of 4 samples"):
+        rule(*drawn(8, 4, 3), 4)

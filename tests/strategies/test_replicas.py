@@ -28,14 +28,14 @@ def job(optimizer=PLAIN_SGD):
     )  # fmt: skip
 
 
-def drifting(context, level, where, folder):
+def drifting(context, level, where, folder, by=1e-3):
     """Move one weight of one rank after a step; return what then reading, saving or judging raised."""
     with kway.parallel(job(), strategy="data", exactness=level) as p:
         for batch in p.batches(0):
             p.step(batch)
         if p.rank == 1:
             with torch.no_grad():
-                p.model[2].weight[0, 1] += 1e-9
+                p.model[2].weight[0, 1] += by
         try:
             if where == "evaluate":
                 p.evaluate()
@@ -56,8 +56,49 @@ def test_a_weight_that_moved_on_one_rank_is_named(ranks, tmp_path, level, where)
     found = ranks.run(drifting, level, where, tmp_path / "saved")
     for error in found:
         assert isinstance(error, kway.ReplicaError)
-        assert "'2.weight' on rank 1 is not what rank 0 holds, by up to 1e-09" in str(error)
+        assert "'2.weight' on rank 1 is not what rank 0 holds, by up to 0.001" in str(error)
     assert not list(tmp_path.glob("saved/*"))
+
+
+def rounded(context, level):
+    """Move one weight of one rank by rounding; return the weights after an evaluation, and what was said."""
+    with kway.parallel(job(), strategy="data", exactness=level) as p:
+        for batch in p.batches(0):
+            p.step(batch)
+        for _ in range(2):
+            if p.rank == 1:
+                with torch.no_grad():
+                    p.model[2].weight[0, 1] += 1e-12
+            p.evaluate()
+        return p.model[2].weight.detach().clone(), p.engine.notices
+
+
+def test_what_differs_by_rounding_alone_becomes_the_first_rank_s_where_devices_may_round_otherwise(ranks):
+    for level in ("math", "loose"):
+        (one, said), (other, again) = ranks.run(rounded, level)
+        assert torch.equal(one, other)
+        assert said == again
+        assert len(said) == 1
+        assert "brought to the first rank's" in said[0]
+        assert "'2.weight' on rank 1, by up to 1e-12" in said[0]
+    with pytest.raises(
+        kway.ReplicaError, match=r"'2.weight' on rank 1 is not what rank 0 holds, by up to 1e-12"
+    ):
+        ranks.run(rounded, "bits")
+
+
+def reordered(context):
+    with kway.parallel(job(), strategy="data") as p:
+        if p.rank == 1:
+            layer = p.model[0]
+            layer._parameters = dict(reversed(layer._parameters.items()))
+        with pytest.raises(ValueError, match="in another order"):
+            p.evaluate()
+    return True
+
+
+def test_parameters_in_another_order_are_an_error(ranks):
+    assert ranks.run(reordered) == [True, True]
 
 
 class Drawn(torch.optim.SGD):
@@ -158,3 +199,30 @@ def test_tensors_of_several_sizes_count_together(monkeypatch):
             each[place] += 1
             assert own != checksum(held, cpu)
             each[place] -= 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda w: w * 2,
+        lambda w: -w,
+        lambda w: w / 2,
+        lambda w: w.flip(0),
+        lambda w: w.roll(1),
+        torch.zeros_like,
+    ],
+    ids=["doubled", "negated", "halved", "flipped", "rolled", "zero"],
+)
+@pytest.mark.parametrize(
+    "own",
+    [
+        torch.randn(2048, 1024), torch.randn(8, 8, dtype=torch.float64), torch.randn(4, 10, dtype=torch.float64),
+        torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(6, 6, dtype=torch.complex128),
+    ],
+    ids=lambda own: f"{own.dtype}-{len(own)}",
+)  # fmt: skip
+def test_what_changes_all_numbers_alike_changes_the_checksum(own, changed):
+    cpu = torch.device("cpu")
+    assert checksum([own], cpu) != checksum([changed(own)], cpu)
+    if own.is_complex():
+        assert checksum([own], cpu) != checksum([own.conj()], cpu)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import default_collate
 
 from kway.data.parts import Parts
@@ -31,10 +32,11 @@ class Shapes:
 
     def take(self, share: Share) -> None:
         """Look at a share."""
-        if self.watched and len(self.seen) < _BATCHES:
+        batch = (share.epoch, share.step)
+        if self.watched and len(self.seen) < _BATCHES and batch not in self.seen:
             # What no sample counts in is there to keep ranks in step, and changes no figure.
             parts = [_sizes(batch, count) for batch, count in share.micro if count]
-            self.seen.setdefault((share.epoch, share.step), parts)
+            self.seen[batch] = parts
 
 
 def uneven(everyone: Callable[[Any], Sequence[Any]], *shapes: Shapes) -> list[str]:
@@ -57,10 +59,11 @@ def uneven(everyone: Callable[[Any], Sequence[Any]], *shapes: Shapes) -> list[st
 
 def _sizes(batch: Any, count: int) -> Sizes:
     found: Sizes = []
-    for tensor in tensors(batch):
+    # What is packed is not padded.
+    for tensor in tensors(batch, (PackedSequence,)):
         # What has no row a sample is not padded: samples one after the other, or a graph's edges.
         rest = [] if tensor.is_nested else [int(size) for size in tensor.shape]
-        if count in rest:
+        if count in rest[:2]:
             rest.remove(count)
             found.append(tuple(rest))
         else:

@@ -28,16 +28,23 @@ def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor in ``value``, in the order of ``mapped``; unlike that, it makes no container anew."""
+def tensors(value: Any, but: tuple[type, ...] = ()) -> Iterator[torch.Tensor]:
+    """Yield every tensor in ``value``, in the order of ``mapped``; unlike that, it makes no container anew.
+
+    ``but``: types that are not looked into.
+    """
+    if isinstance(value, but):
+        return
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from (tensor for item in value.values() for tensor in tensors(item))
+        yield from (tensor for item in value.values() for tensor in tensors(item, but))
     elif isinstance(value, list | tuple):
-        yield from (tensor for item in value for tensor in tensors(item))
+        yield from (tensor for item in value for tensor in tensors(item, but))
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from (tensor for f in fields(value) if f.init for tensor in tensors(getattr(value, f.name)))
+        yield from (
+            tensor for f in fields(value) if f.init for tensor in tensors(getattr(value, f.name), but)
+        )
 
 
 def _rebuilt(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

@@ -45,14 +45,19 @@ def spelled(spec: Any) -> Any:
     """
     devices = spec if isinstance(spec, list | tuple) else [spec]
     # Known by their looks: this part of kway does not load torch.
-    if not devices or not all(type(device).__module__ == "torch" for device in devices):
+    if not devices or not all(_is_of_torch(device) for device in devices):
         return spec
     kinds = {str(device.type) for device in devices}
     if kinds == {"cpu"}:
         return f"cpu:{len(devices)}"
     if kinds == {"cuda"}:
         return f"cuda:{','.join(str(device.index or 0) for device in devices)}"
-    raise UsageError(f"device set {spec!r}", FORMS, "name CPU ranks only, or GPUs only")
+    raise UsageError(f"device set {spec!r}", FORMS, "name CPU ranks only, or GPUs of CUDA only")
+
+
+def _is_of_torch(device: Any) -> bool:
+    kind = type(device)
+    return (kind.__module__, kind.__name__) == ("torch", "device")
 
 
 def parse_list(text: Any, cluster: Cluster) -> list[list[str]]:
@@ -61,7 +66,8 @@ def parse_list(text: Any, cluster: Cluster) -> list[list[str]]:
     Raises ``UsageError`` as ``parse`` does, and for an empty list.
     """
     entries: list[Any] = []
-    for part in text if isinstance(spelled(text), list | tuple) else [spelled(text)]:
+    named = spelled(text)
+    for part in [named] if isinstance(named, str | int) or not isinstance(named, Sequence) else named:
         entries += _split(part) if isinstance(part, str) else [part]
     if not entries:
         raise UsageError("no device set", FORMS, SEVERAL)

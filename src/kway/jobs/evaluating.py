@@ -131,16 +131,16 @@ def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -
     joined = context.world.origin == "env"
 
     def use(engine: Engine, shares: Any) -> tuple[list[Piece], UsageError | None]:
+        # All of them first: ranks may meet in each batch, and what a model or the data raise goes at once.
         with closing(engine.outputs(shares)) as outputs:
-            try:
-                return list(alike(outputs)), None
-            except UsageError as refused:
-                if not joined:
-                    raise
-                # The other ranks do not know of it before the end, and until then they may wait for this one.
-                for _ in outputs:
-                    pass
-                return [], refused.with_traceback(None)
+            found = list(outputs)
+        try:
+            return list(alike(found)), None
+        except UsageError as refused:
+            if not joined:
+                raise
+            # The other ranks do not know of it yet.
+            return [], refused.with_traceback(None)
 
     own: tuple[list[Piece], UsageError | None] = _with_engine(context, job, parts, layout, use)
     if not joined:

@@ -126,6 +126,7 @@ class Session:
         self._is_uneven = False
         self._health = torch.zeros((), device=self.engine.device)
         self._notice()
+        self.engine.draw_alike(self.steps)
         self._status.at("own code")
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Share]:
@@ -151,7 +152,7 @@ class Session:
         # Part of what ranks compare: the loop is the user's, and may go on to another batch on one rank alone.
         self.engine.part.batch_group.trace.note("batch", (share.epoch, share.step, self.steps))
         outcome: Outcome = self.engine.step(share, self.steps)
-        self.engine.draw_alike(self.steps)
+        self.engine.draw_alike(self.steps + 1)
         self._status.at("own code")
         self.engine.warn()
         if self._unsaid:
@@ -304,7 +305,8 @@ class Session:
                 self._end_saving()
                 self._writer = Writer(place, keep)
             position, facts = Position(self.steps, epoch, step), {**self._facts, "noted": self._noted}
-            self._writer.save(snapshot(self.engine, position, self.plan, facts, self._options, {}))
+            run = {"judged_at": self._judged_at}
+            self._writer.save(snapshot(self.engine, position, self.plan, facts, self._options, run))
             self._warn()
 
     def resume(self, folder: Path | str) -> Position:
@@ -324,7 +326,8 @@ class Session:
         checkpoint = open_checkpoint(path)
         check_within(checkpoint, self.engine.holds_within)
         self.engine.restore(checkpoint)
-        self.steps = checkpoint.step
+        self.steps, self._judged_at = checkpoint.step, checkpoint.part("run").get("judged_at")
+        self.engine.draw_alike(self.steps)
         streams = isinstance(self._loader.parts.order, StreamOrder)
         for line in resumed_notices(checkpoint, self.plan, streams) + noted_changes(checkpoint, self._noted):
             self.print(f"kway: {line}", file=sys.stderr)

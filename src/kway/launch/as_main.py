@@ -20,13 +20,17 @@ def run(target: str, arguments: Sequence[str], *, module: bool) -> None:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return
     path = str(Path(target).absolute())
+    source = Path(path).read_bytes()
+    if b"\0" in source:  # an archive of modules, which Python runs as well
+        runpy.run_path(path, run_name="__main__")
+        return
     sys.path.insert(0, str(Path(path).resolve().parent))
     namespace = sys.modules["__main__"].__dict__
     for name in [name for name in namespace if not name.startswith("__")]:
         del namespace[name]
     namespace.update(__file__=path, __cached__=None, __spec__=None, __doc__=None)
     namespace["__loader__"] = SourceFileLoader("__main__", path)
-    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), namespace)
+    exec(compile(source, path, "exec", dont_inherit=True), namespace)
 
 
 def has_own_hook() -> bool:

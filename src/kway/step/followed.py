@@ -57,7 +57,6 @@ class Followed:
         """
         if self._glance.holds():
             return False
-        self._glance = _Glance(self._source)
         parts = _parts(self._source)
         if parts != self._parts:
             name = next(n for n in {**self._parts, **parts} if parts.get(n) != self._parts.get(n))
@@ -70,6 +69,7 @@ class Followed:
         now = _looks(self._source)
         other = [key for key in {**self._seen, **now} if self._seen.get(key, self) != now.get(key, self)]
         if not other:
+            self._glance = _Glance(self._source)
             return False
         for _, _, name in set(self._fixed).intersection(other):
             raise UsageError(
@@ -77,7 +77,7 @@ class Followed:
                 "how a loss adds up holds for the whole run",
                 "go on in a new run (init=)",
             )
-        self._seen = now
+        self._seen, self._glance = now, _Glance(self._source)
         own, held = list(self._source.modules()), list(self.module.modules())
         for number, table, name in other:
             if number < min(len(own), len(held)):
@@ -101,7 +101,10 @@ class Followed:
 
 
 class _Glance:
-    """A module as it was, by which objects are where: what every step asks, in a few microseconds."""
+    """A module as it was, by which objects are where: what every step asks, in a few microseconds.
+
+    What is in its lists and dicts is compared value by value, a microsecond each.
+    """
 
     def __init__(self, source: nn.Module) -> None:
         own = [vars(module) for module in source.modules()]

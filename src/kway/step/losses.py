@@ -125,13 +125,13 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         _check_weights(module, output)
         losses: Tensor = module(output, target)
         if reduction == "batchmean":
-            _check_samples_first(losses, samples)
+            _check_samples_first(losses, samples, doubts)
             return _total(losses, float(losses.shape[0]))
         if reduction == "mean" and isinstance(module, _BY_CLASS) and not target.is_floating_point():
             return _total(losses, _class_weight(module, target))
         return _total(losses, float(losses.numel()))
 
-    return LossRule(compute, reduction != "sum", changed=placed.changed)
+    return LossRule(compute, reduction != "sum", doubts, placed.changed)
 
 
 def _by_element(module: nn.Module) -> None:
@@ -145,17 +145,26 @@ def _total(losses: Tensor, weight: Tensor | float) -> tuple[Tensor, Tensor]:
     return total, weight.to(dtype) if isinstance(weight, Tensor) else total.new_full((), weight)
 
 
-def _check_samples_first(losses: Tensor, samples: int) -> None:
+def _check_samples_first(losses: Tensor, samples: int, doubts: list[str]) -> None:
     """Raise ``RefusedError`` where samples lie along another dimension than the first, whose length then divides.
 
-    Of two dimensions the first is that of rows, whatever a sample has of them: these add up.
+    Of two dimensions the first is that of rows, whatever a sample has of them: these add up, as do samples that are
+    folded into a longer first dimension. Where sizes alone do not tell, it is a doubt.
     """
-    if losses.dim() > 2 and losses.shape[0] != samples:
-        raise RefusedError(
-            f"KLDivLoss with reduction='batchmean' for outputs of shape {tuple(losses.shape)} of {samples} samples",
-            "torch divides by the first dimension, which is not that of the samples: parts of a batch do not add up",
-            "bring the samples to dimension 0, or return (sum, weight) from a loss of your own",
-        )
+    if losses.dim() < 3:
+        return
+    first, elsewhere = losses.shape[0], samples in losses.shape[1:-1]
+    text = (
+        f"KLDivLoss with reduction='batchmean' for outputs of shape {tuple(losses.shape)} of {samples} samples",
+        "torch divides by the first dimension: where that is not the samples', parts of a batch do not add up",
+        "bring the samples to dimension 0, or return (sum, weight) from a loss of your own",
+    )
+    if first != samples and (elsewhere or first % samples):
+        raise RefusedError(*text)
+    if first == samples > 1 and elsewhere:
+        line = ": ".join(text[:2])
+        if not any("batchmean" in doubt for doubt in doubts):
+            doubts.append(line)
 
 
 def _kl_mean_is_by_sample() -> bool:

@@ -181,7 +181,8 @@ def per_shard(
         plain = type(module).forward
 
         def forward(x: Tensor) -> Tensor:
-            if not module.training:
+            # What is no part of a shard counts as it is, on every rank alike.
+            if not module.training or presence.apart:
                 return plain(module, x)
             module._check_input_dim(x)  # type: ignore[no-untyped-call]
             if x.numel() == x.size(1):

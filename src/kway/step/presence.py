@@ -1,13 +1,10 @@
 """What the layers that look at the global batch must know of the share that is being computed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 
 from kway.data.share import Share
 from kway.step.accompany import Meeting
-
-_TURNS = count(1)
 
 
 class Presence:
@@ -24,8 +21,8 @@ class Presence:
         self.meeting = Meeting()
         # Whether what is computed is the same on all ranks, and not a part of anything.
         self.apart = False
-        # Grows with each share that is taken up in this process: the job that computes has the highest.
-        self.turn = 0
+        # Called with each share that is taken up: from then on it is this job that computes.
+        self.begins: list[Callable[[], None]] = []
 
     @contextmanager
     def alike(self) -> Iterator[None]:
@@ -41,4 +38,5 @@ class Presence:
         self.counts, self.pieces = share.count > 0, len(share.micro)
         self.samples, self.total = share.count, share.total
         self.meeting.clear()
-        self.turn = next(_TURNS)
+        for begin in self.begins:
+            begin()

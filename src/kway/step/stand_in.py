@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +16,30 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 class StandIn:
     """Stands in for the forward of a layer that several open jobs may share: it is the one's that computes now."""
 
-    def __init__(self) -> None:
-        self.forwards: list[tuple[Presence, Forward]] = []
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        # That of the job which took up a share last comes last.
+        self.forwards: list[Forward] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of the layer belongs to no job: it computes as its class does, with what is its own.
+        return _plain, (self.module,)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the layer as the job does that took up a share last."""
-        if len(self.forwards) == 1:
-            return self.forwards[0][1](x)
-        _, forward = max(self.forwards, key=lambda own: own[0].turn)
-        return forward(x)
+        return self.forwards[-1](x)
+
+    def turn_to(self, forward: Forward) -> None:
+        """Compute by ``forward`` from now on."""
+        if self.forwards[-1] is not forward:
+            self.forwards.remove(forward)
+            self.forwards.append(forward)
+
+
+def _plain(module: nn.Module) -> StandIn:
+    made = StandIn(module)
+    made.forwards.append(partial(type(module).forward, module))
+    return made
 
 
 def stand_in_of(module: nn.Module) -> StandIn | None:
@@ -39,18 +55,22 @@ def standing_in(forwards: list[tuple[Any, Forward]], presence: Presence) -> Iter
 
     ``presence``: says when the job computes.
     """
+    begins = []
     for module, forward in forwards:
         place = stand_in_of(module)
         if place is None:
-            place = StandIn()
+            place = StandIn(module)
             vars(module)["forward"] = place.compute
-        place.forwards.append((presence, forward))
+        place.forwards.append(forward)
+        begins.append(partial(place.turn_to, forward))
+    presence.begins += begins
     try:
         yield
     finally:
-        for module, _ in forwards:
+        presence.begins = [begin for begin in presence.begins if begin not in begins]
+        for module, forward in forwards:
             place = stand_in_of(module)
             if place is not None:
-                place.forwards = [own for own in place.forwards if own[0] is not presence]
+                place.forwards.remove(forward)
                 if not place.forwards:
                     del vars(module)["forward"]

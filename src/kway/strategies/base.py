@@ -29,7 +29,8 @@ class Part:
     statistics of the global batch. ``telling``: in which steps ranks tell each other what they called.
     ``reducer`` acts on the gradients.
     ``equalise`` holds what is done before weights and buffers are read: axes bring buffers to one value on all ranks,
-    and return the names of those that differed, and see that weights are alike. ``opened`` undoes
+    and return the names of those that differed, and see that weights are alike. ``notes``: lines for the user that come
+    up meanwhile. ``opened`` undoes
     everything at close.
     """
 
@@ -47,6 +48,7 @@ class Part:
     batch_group: Group = field(default_factory=Group)
     reducer: Reducer | None = None
     equalise: list[Callable[[], list[str] | None]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     opened: ExitStack = field(default_factory=ExitStack)
 
 

@@ -60,7 +60,9 @@ class Data(Axis):
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
         )
-        part.equalise.append(partial(check_replicas, part.model, group, part.device))
+        # Bits hold within one kind of device, the other levels within anything.
+        notes = None if part.level == "bits" else part.notes
+        part.equalise.append(partial(check_replicas, part.model, group, part.device, notes))
         part.equalise.append(partial(equalise_buffers, part.model, group, exact))
 
 

@@ -150,7 +150,7 @@ class Engine:
     @property
     def notices(self) -> list[str]:
         """Lines for the user about how steps run."""
-        return list(self._runner.notices)
+        return [*self._runner.notices, *self.part.notes]
 
     @property
     def doubts(self) -> list[str]:
@@ -182,7 +182,7 @@ class Engine:
         return self._runner.run(share, step, tally)
 
     def draw_alike(self, step: int) -> None:
-        """Let what follows step number ``step`` draw the same numbers on all ranks, however the step was taken."""
+        """Let what follows ``step`` steps draw the same numbers on all ranks, however the last one was taken."""
         # Not by what the step left: one that was recorded draws without the host.
         seed_generators(key(self.job.seed, "between", step), self.device)
 

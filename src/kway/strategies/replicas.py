@@ -4,9 +4,9 @@ Equal gradients and equal updates keep them equal to the bit. What a loop, a hoo
 rank alone shows in no loss for a while, and nobody reads the copies of other ranks.
 """
 
+import math
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
 
 import torch
 from torch import nn
@@ -16,8 +16,12 @@ from kway.errors import ReplicaError
 from kway.units import counted
 
 Tensor = torch.Tensor
-# As many numbers at a time, of small tensors together: few launches, and 16 MiB beside them.
+# As many numbers at a time, of small tensors together: few launches, and 48 MiB beside them.
 _PIECE = 1 << 21
+# Shifts bring high bits down, and odd factors low ones up.
+_MIX = ((32, 0x4C_D6_94_4C_5C_C2_0B_6D), (29, 0x2D_98_09_ED_C4_3C_3F_57))
+# Odd, so that places stay apart, and above what four bytes hold.
+_SPREAD = (1 << 33) + 7
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -25,16 +29,20 @@ _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 def checksum(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return a whole number made of the bits of all tensors and where they stand: a scalar, int64.
 
-    A sum modulo 2^64 of each number's bits times an odd factor of its place, so that any one changed number changes it.
-    Does not wait for the device.
+    A sum modulo 2^64 of each number's bits and its place, mixed: multiplied and shifted, so that changes of many
+    numbers (all doubled, all negated) do not cancel. Does not wait for the device.
     """
     # Two numbers each, where they are complex.
     longest = min(_PIECE, sum(2 * tensor.numel() for tensor in tensors))
-    factors = torch.arange(longest, dtype=torch.int64, device=device) * 2 + 1
+    places = torch.arange(1, longest + 1, dtype=torch.int64, device=device) * _SPREAD
     total = torch.zeros((), dtype=torch.int64, device=device)
-    for number, piece in enumerate(_pieces(tensors)):
-        # Odd, so that no piece counts less than another.
-        total += (piece * factors[: len(piece)]).sum() * (2 * number + 1)
+    before = 0
+    for piece in _pieces(tensors):
+        mixed = (places[: len(piece)] + before * _SPREAD % 2**62).add_(piece)
+        for shift, factor in _MIX:
+            mixed = mixed.bitwise_xor_(mixed >> shift).mul_(factor)
+        total += mixed.bitwise_xor_(mixed >> 29).sum()
+        before += len(piece)
     return total
 
 
@@ -59,17 +67,21 @@ def _bits(tensor: Tensor) -> Tensor:
     return flat.view(_WHOLE_NUMBERS[flat.element_size()])
 
 
-def check_replicas(model: nn.Module, group: Group, device: torch.device) -> None:
+def check_replicas(
+    model: nn.Module, group: Group, device: torch.device, notes: list[str] | None = None
+) -> None:
     """Raise ``ReplicaError`` where parameters differ between the ranks of ``group``. A collective; all ranks raise.
 
-    Raises ``ValueError`` where ranks hold other parameters or buffers than each other. Waits for the device once.
+    ``notes``: where devices may round otherwise than each other, parameters that differ by rounding alone become the
+    first rank's, and a line in ``notes`` says so; ``None``: they differ by nothing. Raises ``ValueError`` where ranks
+    hold other parameters or buffers than each other. Waits for the device once.
     """
     kinds = {"parameter": model.named_parameters(), "buffer": model.named_buffers()}
-    shapes = {
-        f"{kind} {name!r}": (tuple(tensor.shape), str(tensor.dtype))
+    shapes = [
+        (f"{kind} {name!r}", tuple(tensor.shape), str(tensor.dtype))
         for kind, held in kinds.items()
         for name, tensor in held
-    }
+    ]
     parameters = dict(model.named_parameters())
     own = torch.empty(2, dtype=torch.int64, device=device)
     own[0].fill_(zlib.crc32(repr(shapes).encode()))
@@ -78,39 +90,69 @@ def check_replicas(model: nn.Module, group: Group, device: torch.device) -> None
     if any(shape != found[0][0] for shape, _ in found):
         _compare_shapes(shapes, group)
     if any(values != found[0][1] for _, values in found):
-        _name(parameters, group, device)
+        _bring_together(parameters, group, device, notes)
 
 
-def _compare_shapes(shapes: dict[str, tuple[tuple[int, ...], str]], group: Group) -> None:
+def _compare_shapes(shapes: list[tuple[str, tuple[int, ...], str]], group: Group) -> None:
     for rank, others in enumerate(group.objects(shapes)):
-        if others != shapes:
-            name = next(n for n in {**shapes, **others} if shapes.get(n) != others.get(n))
+        if others == shapes:
+            continue
+        own, theirs = ({name: rest for name, *rest in held} for held in (shapes, others))
+        name = next((n for n in {**own, **theirs} if own.get(n) != theirs.get(n)), None)
+        if name is None:
             raise ValueError(
-                f"{name} is {shapes.get(name)} on rank {group.rank} and {others.get(name)} on rank {rank}: there must "
-                "be one of one shape on all ranks"
+                f"ranks {group.rank} and {rank} have the same parameters and buffers in another order: there must be "
+                "one order on all ranks"
             )
-
-
-def _name(parameters: dict[str, nn.Parameter], group: Group, device: torch.device) -> NoReturn:
-    """Raise ``ReplicaError`` that names a parameter that differs. A collective."""
-    found = group.stack(torch.stack([checksum([value], device) for value in parameters.values()]))
-    differ = (found != found[0]).cpu()
-    names = [name for name, odd in zip(parameters, differ.any(0).tolist(), strict=True) if odd]
-    ranks = [str(rank) for rank, odd in enumerate(differ.any(1).tolist()) if odd]
-    more = f" (and {counted(len(names) - 1, 'other parameter')})" if len(names) > 1 else ""
-    raise ReplicaError(
-        f"parameter {names[0]!r}{more} on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} is not what "
-        f"rank 0 holds, by up to {_farthest(parameters[names[0]], group):.3g}",
-        "every rank holds a copy of the weights, and all copies must change alike",
-        "look for what changes weights on one rank only, or with random numbers from a generator that each rank seeds "
-        "for itself",
-    )
+        raise ValueError(
+            f"{name} is {own.get(name)} on rank {group.rank} and {theirs.get(name)} on rank {rank}: there must be one "
+            "of one shape on all ranks"
+        )
 
 
 @torch.no_grad()
-def _farthest(parameter: Tensor, group: Group) -> float:
-    """Return how far the copies of one parameter are from the first rank's. A collective."""
-    first = group.broadcast_(parameter.detach().clone().contiguous())
+def _bring_together(
+    parameters: dict[str, nn.Parameter], group: Group, device: torch.device, notes: list[str] | None
+) -> None:
+    """Give all ranks the first one's parameters where that changes no more than rounding does. A collective."""
+    found = group.stack(torch.stack([checksum([value], device) for value in parameters.values()]))
+    differ = (found != found[0]).cpu()
+    names = [name for name, odd in zip(parameters, differ.any(0).tolist(), strict=True) if odd] or [
+        *parameters
+    ]
+    ranks = [str(rank) for rank, odd in enumerate(differ.any(1).tolist()) if odd]
+    firsts = [group.broadcast_(parameters[name].detach().clone().contiguous()) for name in names]
+    gaps = [_gap(parameters[name], first) for name, first in zip(names, firsts, strict=True)]
+    # The same decision on all ranks; NaN is above everything, and so is an empty one below.
+    gap, over, number = max(
+        (gap, over, -number) for own in group.objects(gaps) for number, (gap, over) in enumerate(own)
+    )
+    name, more = names[-number], ""
+    if len(names) > 1:
+        more = f" (and {counted(len(names) - 1, 'other parameter')})"
+    text = f"parameter {name!r}{more} on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+    if notes is None or over > 1:
+        raise ReplicaError(
+            f"{text} is not what rank 0 holds, by up to {gap:.3g}",
+            "every rank holds a copy of the weights, and all copies must change alike",
+            "look for what changes weights on one rank only, or with random numbers from a generator that each rank "
+            "seeds for itself",
+        )
+    for name, first in zip(names, firsts, strict=True):
+        parameters[name].copy_(first)
+    line = "copies of the weights were brought to the first rank's: ranks' devices round otherwise than each other"
+    if not any(known.startswith(line) for known in notes):
+        notes.append(f"{line} (first seen in {text}, by up to {gap:.3g})")
+
+
+def _gap(parameter: Tensor, first: Tensor) -> tuple[float, float]:
+    """Return how far a copy is from the first one, and that as a multiple of what rounding may add up to.
+
+    That is the square root of the precision, of the largest number: half of the digits.
+    """
     wide = torch.complex128 if parameter.is_complex() else torch.float64
-    own = (parameter.detach().to(wide) - first.to(wide)).abs().max()
-    return float(group.stack(own).max())
+    gap = float((parameter.detach().to(wide) - first.to(wide)).abs().max())
+    allowed = torch.finfo(parameter.dtype).eps ** 0.5 * float(first.to(wide).abs().max())
+    if math.isnan(gap):
+        return math.inf, math.inf
+    return gap, gap / allowed if allowed else (math.inf if gap else 0.0)
