@@ -118,7 +118,7 @@ def here(tmp_path, monkeypatch):
         ("mlp --devices cpu:2 --strategy single", "single"),
         ("mpl", "did you mean 'mlp'"),
         ("mlp --data mnist6k", "mnist6k"),
-        ("mlp --data ./nothere", "synthetic, or path/file.py:name"),
+        ("mlp --data ./nothere", "synthetic, or path/file.py:name or package.module:name"),
         (
             "mlp --loss own.py:weights",
             "--loss own.py:weights is of type Tensor: it is called with output and target",
@@ -145,7 +145,7 @@ def here(tmp_path, monkeypatch):
         ("nets.py:", "model 'nets.py:' is a file: it has Block, Net, job"),
         ("nets.py:Nets", "it has Block, Net, job; did you mean nets.py:Net?"),
         ("mlp --data nets.py", "--data 'nets.py' is a file: it has Block, Net, data"),
-        ("mlp --optimizer adm", "sgd, or path/file.py:name; did you mean 'adam'?"),
+        ("mlp --optimizer adm", "sgd, or path/file.py:name or package.module:name; did you mean 'adam'?"),
         ("empty.py:Net", "no 'Net'"),
         ("missing.py:Net", "missing.py"),
         ("no.such.module:Net", "no module"),

@@ -2,6 +2,7 @@
 
 import gc
 from collections import namedtuple
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -286,3 +287,30 @@ def test_a_failure_gives_modes_and_random_state_back_at_once(judge, model, more)
     gc.collect()
     assert torch.equal(torch.get_rng_state(), later)
     assert not any(module.training for module in judged.modules())
+
+
+@dataclass
+class Said:
+    value: torch.Tensor
+    more: dict[str, torch.Tensor]
+    none: None = None
+
+
+class Saying(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return Said(x * 2 * self.scale, {"first": x[:, 0]})
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_predictions_in_a_dataclass_come_back_in_one(spread, size):
+    x = torch.arange(14.0).reshape(7, 2)
+    job = kway.Job(model=Saying, loss=None, optimizer=torch.optim.SGD, data=x, batch_size=3)
+    said = kway.predict(job, Saying(), data=x, devices=f"cpu:{size}")
+    assert isinstance(said, Said)
+    assert torch.equal(said.value, x * 2)
+    assert torch.equal(said.more["first"], x[:, 0])
+    assert said.none is None

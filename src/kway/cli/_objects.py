@@ -15,7 +15,7 @@ from kway.job import Job
 from kway.launch.interrupt import EndedBySignal
 from kway.paths import check_reachable
 
-OWN = "path/file.py:name"
+OWN = "path/file.py:name or package.module:name"
 
 
 def is_reference(text: str) -> bool:
@@ -35,7 +35,7 @@ def load_object(what: str, text: str) -> Any:
     place, _, name = (text + ":" * (":" not in text)).rpartition(":")
     # An empty part of a package's name would be a relative import, and there is nothing that it is relative to.
     if not place.endswith(".py") and not (name and all(place.split("."))):
-        raise UsageError(f"{what} {text!r}", "path/file.py:name or package.module:name")
+        raise UsageError(f"{what} {text!r}", OWN)
     module = _from_file(what, Path(place)) if place.endswith(".py") else _from_package(what, place)
     names = _names(what, module)
     has = f"it has {', '.join(names) or 'nothing'}"

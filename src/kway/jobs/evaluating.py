@@ -57,9 +57,9 @@ def predict(
 ) -> Any:
     """Return the model's outputs over ``data``, in the order of the data set, on the CPU.
 
-    Tensors come back as one tensor of shape (samples, ...), nested tuples and dicts of them likewise. Raises
-    ``UsageError`` where they are no rows of samples, or have another shape from batch to batch. See ``evaluate`` for
-    the arguments.
+    Tensors come back as one tensor of shape (samples, ...), nested tuples, dicts and dataclasses of them likewise.
+    Raises ``UsageError`` where they are no rows of samples, or have another shape from batch to batch. See ``evaluate``
+    for the arguments.
     """
     parts = judged(job, data, batch_size)
     results = _on_ranks(predict_rank, job, weights, parts, devices, strategy)

@@ -1,6 +1,7 @@
 """What a model returned for each batch, as one: in the order of the data set, one row a sample."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -56,10 +57,18 @@ def _shapes(output: Any, name: str = "the output") -> Iterator[tuple[str, tuple[
     elif isinstance(output, tuple | list):
         for place, part in enumerate(output):
             yield from _shapes(part, f"{name}[{place}]")
+    elif is_dataclass(output) and not isinstance(output, type):
+        for key in _given(output):
+            yield from _shapes(getattr(output, key), f"{name}.{key}")
 
 
 def _names(shapes: Mapping[str, Any]) -> str:
     return ", ".join(shapes) or "no tensor"
+
+
+def _given(value: Any) -> list[str]:
+    """List the fields that a dataclass is made of."""
+    return [field.name for field in fields(value) if field.init]
 
 
 def _merged(pieces: list[Any], order: torch.Tensor) -> Any:
@@ -71,10 +80,13 @@ def _merged(pieces: list[Any], order: torch.Tensor) -> Any:
     if isinstance(first, tuple | list):
         columns = [_merged([piece[at] for piece in pieces], order) for at in range(len(first))]
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    if is_dataclass(first) and not isinstance(first, type):
+        parts = {key: [getattr(piece, key) for piece in pieces] for key in _given(first)}
+        return replace(first, **{key: _merged(held, order) for key, held in parts.items()})
     if first is None:
         return None
     raise UsageError(
         f"a prediction of type {type(first).__name__}",
-        "a model that predicts must return tensors, or tuples, lists and dicts of them",
+        "a model that predicts must return tensors, or tuples, lists, dicts and dataclasses of them",
         "let the model return one of these, or predict with a module around it that does",
     )
