@@ -8,7 +8,7 @@ from torch import nn
 
 import kway
 from kway.strategies import replicas
-from kway.strategies.replicas import checksum
+from kway.strategies.replicas import checksum, mixed
 
 X = torch.arange(40.0, dtype=torch.float64).reshape(10, 4) / 40
 Y = X.sum(1, keepdim=True)
@@ -149,6 +149,11 @@ def test_a_parameter_that_one_rank_alone_has_is_named(ranks):
     assert ranks.run(unlike) == [True, True]
 
 
+# How a CPU computes it, and how other devices do.
+BOTH = pytest.mark.parametrize("checksum", [checksum, mixed], ids=["on the host", "on a device"])
+
+
+@BOTH
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -160,7 +165,7 @@ def test_a_parameter_that_one_rank_alone_has_is_named(ranks):
         torch.tensor([float("nan"), 1.0]),
     ],
 )
-def test_any_number_that_changes_and_any_two_that_trade_places_change_the_checksum(tensor):
+def test_any_number_that_changes_and_any_two_that_trade_places_change_the_checksum(tensor, checksum):
     cpu = torch.device("cpu")
     own = checksum([tensor], cpu)
     assert own.shape == ()
@@ -174,7 +179,8 @@ def test_any_number_that_changes_and_any_two_that_trade_places_change_the_checks
         assert not torch.equal(own, checksum([tensor.clone().contiguous().view(-1).flip(0)], cpu))
 
 
-def test_what_is_longer_than_a_piece_counts_by_place_too(monkeypatch):
+@BOTH
+def test_what_is_longer_than_a_piece_counts_by_place_too(monkeypatch, checksum):
     monkeypatch.setattr(replicas, "_PIECE", 3)
     cpu, tensor = torch.device("cpu"), torch.arange(1.0, 11)
     traded = torch.cat([tensor[3:6], tensor[:3], tensor[6:]])
@@ -182,7 +188,8 @@ def test_what_is_longer_than_a_piece_counts_by_place_too(monkeypatch):
     assert checksum([torch.empty(0)], cpu) == 0
 
 
-def test_tensors_of_several_sizes_count_together(monkeypatch):
+@BOTH
+def test_tensors_of_several_sizes_count_together(monkeypatch, checksum):
     monkeypatch.setattr(replicas, "_PIECE", 4)
     cpu = torch.device("cpu")
     held = [
@@ -201,6 +208,7 @@ def test_tensors_of_several_sizes_count_together(monkeypatch):
             each[place] -= 1
 
 
+@BOTH
 @pytest.mark.parametrize(
     "changed",
     [
@@ -221,7 +229,7 @@ def test_tensors_of_several_sizes_count_together(monkeypatch):
     ],
     ids=lambda own: f"{own.dtype}-{len(own)}",
 )  # fmt: skip
-def test_what_changes_all_numbers_alike_changes_the_checksum(own, changed):
+def test_what_changes_all_numbers_alike_changes_the_checksum(own, changed, checksum):
     cpu = torch.device("cpu")
     assert checksum([own], cpu) != checksum([changed(own)], cpu)
     if own.is_complex():

@@ -29,19 +29,28 @@ _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 def checksum(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return a whole number made of the bits of all tensors and where they stand: a scalar, int64.
 
-    A sum modulo 2^64 of each number's bits and its place, mixed: multiplied and shifted, so that changes of many
-    numbers (all doubled, all negated) do not cancel. Does not wait for the device.
+    Changes of many numbers (all doubled, all negated) do not cancel. Does not wait for the device.
     """
+    if device.type != "cpu":
+        return mixed(tensors, device)
+    found = 0
+    for bits in map(_bits, tensors):
+        found = zlib.crc32(memoryview(bits.numpy()), found)
+    return torch.tensor(found, dtype=torch.int64)
+
+
+def mixed(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return such a number, computed by the device: a sum modulo 2^64 of each number's bits and its place, mixed."""
     # Two numbers each, where they are complex.
     longest = min(_PIECE, sum(2 * tensor.numel() for tensor in tensors))
     places = torch.arange(1, longest + 1, dtype=torch.int64, device=device) * _SPREAD
     total = torch.zeros((), dtype=torch.int64, device=device)
     before = 0
     for piece in _pieces(tensors):
-        mixed = (places[: len(piece)] + before * _SPREAD % 2**62).add_(piece)
+        held = (places[: len(piece)] + before * _SPREAD % 2**62).add_(piece)
         for shift, factor in _MIX:
-            mixed = mixed.bitwise_xor_(mixed >> shift).mul_(factor)
-        total += mixed.bitwise_xor_(mixed >> 29).sum()
+            held = held.bitwise_xor_(held >> shift).mul_(factor)
+        total += held.bitwise_xor_(held >> 29).sum()
         before += len(piece)
     return total
 
