@@ -83,19 +83,26 @@ def test_a_copy_of_the_model_is_one_of_its_own(ranks, exactness):
             assert state["0.num_batches_tracked"] == 3
 
 
-def beside(context):
+def beside(context, first, second):
     job = job_of(model=normed().double())
-    with (
-        kway.parallel(job, strategy="data"),
-        pytest.raises(kway.RefusedError, match="part of another open job"),
-        kway.parallel(job, strategy="data", exactness="loose"),
-    ):
-        pass
+    with kway.parallel(job, strategy="data", exactness=first, shards=3) as p:
+        with (
+            pytest.raises(kway.RefusedError, match=f"part of another open job, at exactness {first}"),
+            kway.parallel(job, strategy="data", exactness=second, shards=3),
+        ):
+            pass
+        own = copy.deepcopy(p.model)
+    # Neither the layers nor a copy of them are part of anything any more.
+    for model in (job.model, own):
+        with kway.parallel(job_of(model=model), strategy="data", exactness=second, shards=3):
+            pass
     return True
 
 
-def test_layers_of_an_open_job_are_refused_at_loose(ranks):
-    assert ranks.run(beside) == [True, True]
+@pytest.mark.parametrize("levels", [("math", "loose"), ("loose", "math"), ("math", "bits"), ("bits", "math")])
+def test_jobs_at_two_levels_share_no_layer_with_statistics(ranks, levels):
+    for size in (1, 2):
+        assert all(ranks.run(beside, *levels, size=size))
 
 
 class Pair(nn.Module):

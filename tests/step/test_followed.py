@@ -151,3 +151,19 @@ def test_a_loss_that_holds_what_is_trained_is_refused_and_what_is_frozen_is_not(
     with pytest.raises(UsageError, match=r"Holding.* holds a model, or parameters, in an attribute"):
         rule_for(Holding(model), CPU)
     rule_for(Holding(model.requires_grad_(False)), CPU)
+
+
+def test_a_model_that_comes_into_a_list_later_is_refused_too():
+    loss = Holding(nn.Linear(1, 1).requires_grad_(False))
+    rule = rule_for(loss, CPU)
+    loss.models.append(nn.Linear(1, 1))
+    with pytest.raises(UsageError, match=r"Holding.* holds a model, or parameters, in an attribute"):
+        rule.changed()
+
+
+def test_a_list_may_hold_what_was_computed_from_parameters():
+    loss = Held()
+    rule = rule_for(loss, CPU)
+    loss.factors = [nn.Linear(1, 1).weight.abs().sum() * 0 + 5]
+    assert rule.changed()
+    assert float(rule(OUTPUT, TARGET, 2)[0]) == 20

@@ -1,6 +1,7 @@
 """Ranks whose copies of the weights have drifted apart are an error where weights are read, saved or judged."""
 
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -21,9 +22,9 @@ def plain():
 PLAIN_SGD = partial(torch.optim.SGD, lr=0.1)
 
 
-def job(optimizer=PLAIN_SGD):
+def job(optimizer=PLAIN_SGD, model=plain):
     return kway.Job(
-        model=plain, loss=nn.MSELoss(), data=(X, Y), validation=(X, Y), precision="fp64", batch_size=5,
+        model=model, loss=nn.MSELoss(), data=(X, Y), validation=(X, Y), precision="fp64", batch_size=5,
         optimizer=optimizer,
     )  # fmt: skip
 
@@ -60,9 +61,16 @@ def test_a_weight_that_moved_on_one_rank_is_named(ranks, tmp_path, level, where)
     assert not list(tmp_path.glob("saved/*"))
 
 
-def rounded(context, level):
-    """Move one weight of one rank by rounding; return the weights after an evaluation, and what was said."""
-    with kway.parallel(job(), strategy="data", exactness=level) as p:
+def rounded(context, level, alike=False):
+    """Move one weight of one rank by rounding; return the weights after an evaluation, and what was said.
+
+    ``alike``: ranks know that their devices round alike.
+    """
+    kind = "one" if alike else f"kind {context.world.rank}"
+    with (
+        mock.patch("kway.strategies.data.rounds_as", return_value=kind),
+        kway.parallel(job(), strategy="data", exactness=level) as p,
+    ):
         for batch in p.batches(0):
             p.step(batch)
         for _ in range(2):
@@ -85,6 +93,45 @@ def test_what_differs_by_rounding_alone_becomes_the_first_rank_s_where_devices_m
         kway.ReplicaError, match=r"'2.weight' on rank 1 is not what rank 0 holds, by up to 1e-12"
     ):
         ranks.run(rounded, "bits")
+    with pytest.raises(
+        kway.ReplicaError, match=r"'2.weight' on rank 1 is not what rank 0 holds, by up to 1e-12"
+    ):
+        ranks.run(rounded, "math", True)
+
+
+def one_far(context):
+    """Move a small weight far, and a large one less than rounding may."""
+    with (
+        mock.patch("kway.strategies.data.rounds_as", return_value=str(context.world.rank)),
+        kway.parallel(job(), strategy="data") as p,
+        torch.no_grad(),
+    ):
+        p.model[0].weight[0, 0] = 1e9
+        if p.rank == 1:
+            p.model[0].weight[0, 0] += 0.5
+            p.model[2].weight[0, 0] += 0.1
+        p.evaluate()
+
+
+def test_one_parameter_that_is_far_off_is_an_error_whatever_the_others(ranks):
+    with pytest.raises(
+        kway.ReplicaError, match=r"'2.weight' \(and 1 other parameter\) on rank 1 .* by up to 0.1"
+    ):
+        ranks.run(one_far)
+
+
+def counted(context):
+    net = plain().double()
+    net.number = nn.Parameter(torch.arange(4), requires_grad=False)
+    with kway.parallel(job(model=net), strategy="data") as p:
+        if p.rank == 1:
+            p.model.number[2] = 7
+        p.evaluate()
+
+
+def test_whole_numbers_are_compared_too(ranks):
+    with pytest.raises(kway.ReplicaError, match=r"'number' on rank 1 .* by up to 5"):
+        ranks.run(counted)
 
 
 def reordered(context):

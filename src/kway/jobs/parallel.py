@@ -176,10 +176,13 @@ class Session:
         self._said += new
 
     def _compare_shapes(self) -> None:
-        """Say once that parts of one batch came in several shapes. A collective, until it has been said.
+        """Say what came up meanwhile, and once that parts of one batch came in several shapes.
+
+        A collective, until that has been said.
 
         Where ranks meet anyway: the end of an epoch, or of the block, is none of these places.
         """
+        self._notice()
         if not self._is_uneven:
             loaders = [self._loader] if self._held is None else [self._loader, self._held]
             lines = uneven(self._group.objects, *(loader.shapes for loader in loaders))

@@ -1,7 +1,8 @@
 """What a model returned for each batch, as one: in the order of the data set, one row a sample."""
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -82,7 +83,11 @@ def _merged(pieces: list[Any], order: torch.Tensor) -> Any:
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     if is_dataclass(first) and not isinstance(first, type):
         parts = {key: [getattr(piece, key) for piece in pieces] for key in _given(first)}
-        return replace(first, **{key: _merged(held, order) for key, held in parts.items()})
+        # Not made anew, which would compute once more what the class computes from its fields.
+        whole = copy.copy(first)
+        for key, held in parts.items():
+            object.__setattr__(whole, key, _merged(held, order))
+        return whole
     if first is None:
         return None
     raise UsageError(

@@ -39,15 +39,7 @@ class Followed:
         self._source, self._device, self._floating, self._prepare = source, device, floating, prepare
         self._fixed = [(0, "", name) for name in fixed]
         self._seen, self._parts, self._glance = _looks(source), _parts(source), _Glance(source)
-        memo: dict[int, Any] = {}
-        self.module = copy.deepcopy(source, memo).to(device=device, dtype=floating)
-        if any(isinstance(value, nn.Parameter) and value.requires_grad for value in memo.values()):
-            raise UsageError(
-                f"a loss ({type(source).__name__}) that holds a model, or parameters, in an attribute",
-                "every device computes with a copy of the loss: gradients would reach the copies, and train nothing",
-                "let the model return what the loss needs of it, freeze what is not trained (requires_grad_(False)), "
-                "or make the loss a part of the model, which then returns (sum, weight), and pass loss=None",
-            )
+        self.module = _copied(source, source).to(device=device, dtype=floating)
         prepare(self.module)
 
     def changed(self) -> bool:
@@ -96,8 +88,28 @@ class Followed:
             moved = value.detach().to(device=self._device, dtype=dtype, copy=True)
             value = nn.Parameter(moved, value.requires_grad) if isinstance(value, nn.Parameter) else moved
         else:
-            value = copy.deepcopy(value)
+            value = _copied(value, self._source)
         held[name] = value
+
+
+def _copied(value: Any, loss: nn.Module) -> Any:
+    """Copy ``value``, which ``loss`` holds. Raises ``UsageError`` where a trained parameter is in it."""
+    if isinstance(value, torch.Tensor) and not value.is_leaf:
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item, loss) for item in value)
+    if type(value) is dict:
+        return {key: _copied(item, loss) for key, item in value.items()}
+    memo: dict[int, Any] = {}
+    made = copy.deepcopy(value, memo)
+    if any(isinstance(each, nn.Parameter) and each.requires_grad for each in memo.values()):
+        raise UsageError(
+            f"a loss ({type(loss).__name__}) that holds a model, or parameters, in an attribute",
+            "every device computes with a copy of the loss: gradients would reach the copies, and train nothing",
+            "let the model return what the loss needs of it, freeze what is not trained (requires_grad_(False)), "
+            "or make the loss a part of the model, which then returns (sum, weight), and pass loss=None",
+        )
+    return made
 
 
 class _Glance:

@@ -14,7 +14,7 @@ from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
 from kway.strategies.base import Axis, Part
-from kway.strategies.replicas import check_replicas
+from kway.strategies.replicas import check_replicas, rounds_as
 
 
 class Data(Axis):
@@ -61,7 +61,8 @@ class Data(Axis):
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
         )
         # Bits hold within one kind of device, the other levels within anything.
-        notes = None if part.level == "bits" else part.notes
+        alike = part.level == "bits" or len(set(group.objects(rounds_as(part.device)))) == 1
+        notes = None if alike else part.notes
         part.equalise.append(partial(check_replicas, part.model, group, part.device, notes))
         part.equalise.append(partial(equalise_buffers, part.model, group, exact))
 

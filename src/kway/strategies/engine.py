@@ -19,6 +19,7 @@ from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.launch.status import Status
+from kway.step.batchnorm import layers
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
@@ -30,6 +31,7 @@ from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.modes import begin_training, modes_of, set_modes
 from kway.step.precision import cast, precision_of
 from kway.step.seeds import preserved, seed_generators
+from kway.step.stand_in import part_of_a_job
 from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
 from kway.step.telling import EACH_STEP, Telling
@@ -87,6 +89,7 @@ class Engine:
         )
         self.part.opened.enter_context(self.precision.flags())
         self.part.opened.enter_context(buffers_kept(self.model))
+        self.part.opened.enter_context(part_of_a_job(layers(self.model), level))
         known = axes()
         for axis in layout:
             if known[axis].splits_batch:

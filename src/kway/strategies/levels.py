@@ -15,7 +15,6 @@ from kway.step.deterministic import deterministic
 from kway.step.pooled import per_shard
 from kway.step.shards import ShardStep
 from kway.step.share import ShareStep
-from kway.step.stand_in import stand_in_of
 from kway.strategies.base import Part
 
 DEFAULT_SHARDS = 8
@@ -115,13 +114,6 @@ class Loose(_Share):
 
     def open(self, part: Part, optimizer: torch.optim.Optimizer) -> StepCore:
         """Make a step over the rank's share, and look out for shares that are too small to normalise."""
-        shared = next((name for name, layer in layers(part.model) if stand_in_of(layer)), None)
-        if shared is not None:
-            raise RefusedError(
-                f"layer {shared!r} is part of another open job, whose level is not loose",
-                "its batch statistics would be those that the other job wants",
-                "use one level for both",
-            )
         part.opened.enter_context(several_values(part.model, part.place, part.shares, part.presence))
         return super().open(part, optimizer)
 

@@ -7,11 +7,13 @@ rank alone shows in no loss for a while, and nobody reads the copies of other ra
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from kway.comm.group import Group
+from kway.devices import cpu
 from kway.errors import ReplicaError
 from kway.units import counted
 
@@ -35,7 +37,8 @@ def checksum(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
         return mixed(tensors, device)
     found = 0
     for bits in map(_bits, tensors):
-        found = zlib.crc32(memoryview(bits.numpy()), found)
+        held: Any = bits.numpy()
+        found = zlib.crc32(held, found)
     return torch.tensor(found, dtype=torch.int64)
 
 
@@ -132,9 +135,9 @@ def _bring_together(
     ranks = [str(rank) for rank, odd in enumerate(differ.any(1).tolist()) if odd]
     firsts = [group.broadcast_(parameters[name].detach().clone().contiguous()) for name in names]
     gaps = [_gap(parameters[name], first) for name, first in zip(names, firsts, strict=True)]
-    # The same decision on all ranks; NaN is above everything, and so is an empty one below.
-    gap, over, number = max(
-        (gap, over, -number) for own in group.objects(gaps) for number, (gap, over) in enumerate(own)
+    # The same decision on all ranks: by the parameter that is farthest from what rounding may add up to.
+    over, gap, number = max(
+        (over, gap, -number) for own in group.objects(gaps) for number, (gap, over) in enumerate(own)
     )
     name, more = names[-number], ""
     if len(names) > 1:
@@ -157,11 +160,23 @@ def _bring_together(
 def _gap(parameter: Tensor, first: Tensor) -> tuple[float, float]:
     """Return how far a copy is from the first one, and that as a multiple of what rounding may add up to.
 
-    That is the square root of the precision, of the largest number: half of the digits.
+    That is half of the digits, of the largest number; of the few that half precision has, all but the last two bits.
     """
+    if not parameter.numel():
+        return 0.0, 0.0
     wide = torch.complex128 if parameter.is_complex() else torch.float64
     gap = float((parameter.detach().to(wide) - first.to(wide)).abs().max())
-    allowed = torch.finfo(parameter.dtype).eps ** 0.5 * float(first.to(wide).abs().max())
     if math.isnan(gap):
         return math.inf, math.inf
+    numbers = parameter.is_floating_point() or parameter.is_complex()
+    eps = torch.finfo(parameter.dtype).eps if numbers else 0.0
+    allowed = min(eps**0.5, 4 * eps) if eps > 1e-4 else eps**0.5
+    allowed *= float(first.to(wide).abs().max())
     return gap, gap / allowed if allowed else (math.inf if gap else 0.0)
+
+
+def rounds_as(device: torch.device) -> str:
+    """Return what must be equal for two devices to round alike: versions of torch, and what they compute on."""
+    if device.type == "cuda":
+        return f"{torch.__version__} {torch.cuda.get_device_name(device)}"
+    return f"{torch.__version__} {cpu.model()} {torch.backends.cpu.get_cpu_capability()}"
