@@ -105,6 +105,17 @@ def test_jobs_at_two_levels_share_no_layer_with_statistics(ranks, levels):
         assert all(ranks.run(beside, *levels, size=size))
 
 
+@pytest.mark.parametrize("exactness", ["math", "bits", "loose"])
+def test_an_open_job_s_model_can_be_evaluated_and_predicted_with(exactness):
+    job = job_of(model=normed().double())
+    with kway.parallel(job, devices="cpu", exactness=exactness, shards=3) as p:
+        p.step(next(iter(p.batches(0))))
+        found, outputs = kway.evaluate(job, devices="cpu"), kway.predict(job, devices="cpu")
+        right = nn.functional.cross_entropy(p.model.eval()(X), Y)
+    assert found["loss"] == pytest.approx(float(right), rel=1e-12)
+    assert outputs.shape == (26, 3)
+
+
 class Pair(nn.Module):
     """Two networks with batch normalisation, of which a job trains one."""
 

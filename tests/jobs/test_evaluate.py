@@ -2,7 +2,7 @@
 
 import gc
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -314,3 +314,32 @@ def test_predictions_in_a_dataclass_come_back_in_one(spread, size):
     assert torch.equal(said.value, x * 2)
     assert torch.equal(said.more["first"], x[:, 0])
     assert said.none is None
+
+
+@dataclass
+class Computed:
+    """Computes something of its fields, and changes one of them."""
+
+    logits: torch.Tensor
+    best: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        self.logits = 2 * self.logits
+        self.best = self.logits.argmax(1)
+
+
+class Computing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return Computed(self.layer(x))
+
+
+def test_what_a_dataclass_computes_comes_back_as_it_was_computed(spread):
+    for size in (1, 2):
+        job = job_of(model=Computing())
+        found, right = kway.predict(job, devices=f"cpu:{size}"), whole(job.model)
+        torch.testing.assert_close(found.logits, right.logits)
+        assert torch.equal(found.best, right.best)

@@ -59,7 +59,7 @@ def _shapes(output: Any, name: str = "the output") -> Iterator[tuple[str, tuple[
         for place, part in enumerate(output):
             yield from _shapes(part, f"{name}[{place}]")
     elif is_dataclass(output) and not isinstance(output, type):
-        for key in _given(output):
+        for key in _names_of(output):
             yield from _shapes(getattr(output, key), f"{name}.{key}")
 
 
@@ -67,9 +67,9 @@ def _names(shapes: Mapping[str, Any]) -> str:
     return ", ".join(shapes) or "no tensor"
 
 
-def _given(value: Any) -> list[str]:
-    """List the fields that a dataclass is made of."""
-    return [field.name for field in fields(value) if field.init]
+def _names_of(value: Any) -> list[str]:
+    """List the fields that a dataclass has, also those that it computes."""
+    return [field.name for field in fields(value) if hasattr(value, field.name)]
 
 
 def _merged(pieces: list[Any], order: torch.Tensor) -> Any:
@@ -82,7 +82,7 @@ def _merged(pieces: list[Any], order: torch.Tensor) -> Any:
         columns = [_merged([piece[at] for piece in pieces], order) for at in range(len(first))]
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     if is_dataclass(first) and not isinstance(first, type):
-        parts = {key: [getattr(piece, key) for piece in pieces] for key in _given(first)}
+        parts = {key: [getattr(piece, key) for piece in pieces] for key in _names_of(first)}
         # Not made anew, which would compute once more what the class computes from its fields.
         whole = copy.copy(first)
         for key, held in parts.items():

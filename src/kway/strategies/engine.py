@@ -89,7 +89,9 @@ class Engine:
         )
         self.part.opened.enter_context(self.precision.flags())
         self.part.opened.enter_context(buffers_kept(self.model))
-        self.part.opened.enter_context(part_of_a_job(layers(self.model), level))
+        if trains:
+            # Evaluation uses no statistics of its batches.
+            self.part.opened.enter_context(part_of_a_job(layers(self.model), level))
         known = axes()
         for axis in layout:
             if known[axis].splits_batch:
