@@ -28,9 +28,9 @@ class Part:
     micro-shards of a batch, where the level has them. ``global_statistics``: whether the level wants batch
     statistics of the global batch. ``telling``: in which steps ranks tell each other what they called.
     ``reducer`` acts on the gradients.
-    ``equalise`` holds what is done before weights and buffers are read: axes bring buffers to one value on all ranks,
-    and return the names of those that differed, and see that weights are alike. ``notes``: lines for the user that come
-    up meanwhile. ``opened`` undoes
+    Before weights and buffers are read ``checks`` see that ranks fit together, and then what ``equalise`` holds brings
+    buffers to one value on all ranks and returns the names of those that differed. ``notes``: lines for the user that
+    come up meanwhile. ``opened`` undoes
     everything at close.
     """
 
@@ -47,7 +47,8 @@ class Part:
     shares: int = 1
     batch_group: Group = field(default_factory=Group)
     reducer: Reducer | None = None
-    equalise: list[Callable[[], list[str] | None]] = field(default_factory=list)
+    checks: list[Callable[[], None]] = field(default_factory=list)
+    equalise: list[Callable[[], list[str]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     opened: ExitStack = field(default_factory=ExitStack)
 

@@ -63,7 +63,7 @@ class Data(Axis):
         # Bits hold within one kind of device, the other levels within anything.
         alike = part.level == "bits" or len(set(group.objects(rounds_as(part.device)))) == 1
         notes = None if alike else part.notes
-        part.equalise.append(partial(check_replicas, part.model, group, part.device, notes))
+        part.checks.append(partial(check_replicas, part.model, group, part.device, notes))
         part.equalise.append(partial(equalise_buffers, part.model, group, exact))
 
 

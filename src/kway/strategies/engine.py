@@ -310,7 +310,9 @@ class Engine:
 
         Raises ``RefusedError`` at level bits, which such a buffer breaks, and ``ReplicaError`` where weights differ.
         """
-        names = [name for equalise in self.part.equalise for name in equalise() or ()]
+        for check in self.part.checks:
+            check()
+        names = [name for equalise in self.part.equalise for name in equalise()]
         if names and self.level == "bits":
             raise RefusedError(
                 f"buffer {names[0]!r} differs between devices",
