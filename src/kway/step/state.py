@@ -25,9 +25,10 @@ def parts_of(step: StepCore) -> dict[str, Any]:
     job has them.
     """
     parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, step.model.named_parameters())}
-    if buffers := other_buffers(step.model):
+    saved = step.model.state_dict(keep_vars=True)
+    if buffers := _besides(saved, step.model):
         parts["buffers"] = buffers
-    if extra := {k: v for k, v in step.model.state_dict().items() if not isinstance(v, torch.Tensor)}:
+    if extra := {k: v for k, v in saved.items() if not isinstance(v, torch.Tensor)}:
         parts["modules"] = extra
     if made := step.made:
         parts["made"] = made
@@ -74,7 +75,10 @@ def made_in(checkpoint: Checkpoint) -> dict[str, str]:
 
 def other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the buffers that are not persistent, by name: not part of the weights, but of what comes next."""
-    saved = model.state_dict(keep_vars=True)
+    return _besides(model.state_dict(keep_vars=True), model)
+
+
+def _besides(saved: Mapping[str, Any], model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
 
 

@@ -62,14 +62,16 @@ def mixed(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield the bits of all tensors as whole numbers, in vectors of up to ``_PIECE``."""
     open_: dict[int, list[Tensor]] = {}
+    lengths: dict[int, int] = {}
     for bits in map(_bits, tensors):
         width = bits.element_size()
         for begin in range(0, len(bits), _PIECE):
             part = bits[begin : begin + _PIECE]
             held = open_.setdefault(width, [])
-            if held and sum(map(len, held)) + len(part) > _PIECE:
+            if held and lengths[width] + part.numel() > _PIECE:
                 yield torch.cat(open_.pop(width))
                 held = open_.setdefault(width, [])
+            lengths[width] = part.numel() + (lengths[width] if held else 0)
             held.append(part)
     yield from (torch.cat(held) if len(held) > 1 else held[0] for held in open_.values())
 

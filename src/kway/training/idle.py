@@ -127,6 +127,11 @@ class _CudaPoint:
         return float(self.event.elapsed_time(other.event))
 
 
+def point_on(device: torch.device) -> Point:
+    """Return a point in what ``device``, a GPU, has to do on its current stream."""
+    return _CudaPoint(device)
+
+
 def idle_of(device: torch.device) -> Idle:
     """Return what measures the idle time of ``device``."""
-    return DeviceIdle(lambda: _CudaPoint(device)) if device.type == "cuda" else HostIdle()
+    return DeviceIdle(lambda: point_on(device)) if device.type == "cuda" else HostIdle()

@@ -249,8 +249,8 @@ class Loop:
 
     def _save(self, position: Position) -> None:
         """Start to save the run as it stands. A collective."""
-        begun = time.perf_counter()
         self.status.at("save")
+        self.saver.held.begins()
         self._notice_buffers(self.engine.equalise())
         course, group = self.course, self.engine.part.batch_group
         run = {
@@ -264,7 +264,7 @@ class Loop:
         for line in self.saver.save(position, run):
             self._warn(line)
         self._say({"event": "checkpoint", "step": position.steps})
-        self.saver.held_s.append(time.perf_counter() - begun)
+        self.saver.held.ends()
 
     def _resume(self) -> int | None:
         """Go on from the checkpoint that was asked for; return its step. Raises ``UsageError`` where it cannot be."""

@@ -14,6 +14,7 @@ from kway.checkpoints.writer import Writer
 from kway.errors import KwayError, StoppedError
 from kway.records import Plan
 from kway.strategies.engine import Engine
+from kway.training.held import held_on
 from kway.training.requests import SAVE
 from kway.training.spec import TrainSpec
 
@@ -75,8 +76,7 @@ class Saver:
         self._writer = Writer(Path(spec.folder) / FOLDER, spec.keep) if is_main and spec.is_kept else None
         # ``at``: after how many steps the last save was begun.
         self._since, self.at, self._warned = time.monotonic(), -1, False
-        # Seconds that training waited, by save.
-        self.held_s: list[float] = []
+        self.held = held_on(engine.part.device)
         # As the optimizer began: what a schedule has changed later says nothing about the job.
         self.options = options_of(engine)
 
@@ -168,7 +168,7 @@ class Saver:
             "saved": len(self._writer.saved),
             "failed": self._writer.failures,
             "last": self._writer.saved[-1] if self._writer.saved else None,
-            "held_s": list(self.held_s),
+            "held_s": self.held.seconds(),
             "waited_s": self._writer.waited_s,
         }
 
