@@ -165,11 +165,16 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
         # By bytes: no number is unlike itself, and some dtypes cannot be compared.
         plain = every.view(torch.uint8).view(group.size, flat.numel(), flat.element_size())
         differ = torch.split((plain != plain[0]).flatten(2).any(2).any(0).cpu(), lengths)
-        for name, real, own, values in zip(names, reals, differ, torch.split(every, lengths, 1), strict=True):
-            if bool(own.any()):
-                changed.append(name)
-                value = values.double().mean(0) if real.is_floating_point() else values[0]
-                real.copy_(value.view(real.shape))
+        odd = [place for place, own in enumerate(differ) if bool(own.any())]
+        if not odd:
+            continue
+        changed += [names[place] for place in odd]
+        # All at once here too; only those that differ are written, since a mean may round what is equal.
+        values = every.double().mean(0).to(flat.dtype) if flat.is_floating_point() else every[0]
+        parts = torch.split(values, lengths)
+        torch._foreach_copy_(
+            [reals[place] for place in odd], [parts[place].view(reals[place].shape) for place in odd]
+        )
     return [name for name in buffers if name in changed]
 
 
