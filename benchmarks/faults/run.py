@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from job import EVERY, STEPS
+from job import EVERY, SHARDS, STEPS
 from processes import Running, complete, kill, unfinished
 
 LAST_WORD = "end"
@@ -89,6 +89,7 @@ def soak(options: argparse.Namespace, draw: random.Random) -> dict[str, Any]:
         "lost_steps_median": statistics.median(lost),
         "lost_steps_most": max(lost),
         "lost_more_than_an_interval": sum(row["lost_intervals"] > 1 for row in rows),
+        "failed_to_go_on": sum(row["code"] != 0 for row in rows),
         "processes_left": sum(row["left"] for row in rows),
     }
 
@@ -168,7 +169,8 @@ def saving(options: argparse.Namespace, draw: random.Random) -> dict[str, Any]:
                     "kill": len(rows),
                     "unfinished": len(unfinished(saves)),
                     "newest": None if found is None else found.step,
-                    "whole": found is not None or not before,
+                    # Not an older one either: what was complete before the kill stays.
+                    "whole": not before or (found is not None and found.step >= before[-1]),
                     "broken": warned,
                     "left": len(left),
                     "began": len(begun),
@@ -207,17 +209,18 @@ def preempt(options: argparse.Namespace, draw: random.Random) -> dict[str, Any]:
                     ends.append(ended(run)[0] == expected)
                     break
                 steps = {p.name: int(p.read_text()) for p in folder.glob("rank-*.steps")}
-                first = run.first
+                first, stopped = run.first, complete(folder / "checkpoints")[-1]
                 rows.append(
                     {
                         "signal": name,
                         "devices": devices,
                         "code": code,
-                        "stopped_at": complete(folder / "checkpoints")[-1],
+                        "stopped_at": stopped,
                         "first_step_said": first,
                         "in_order": first == last + 1,
                         "said": run.errors[-1] if run.errors else "",
                         "passes": steps,
+                        "at_one_step": at_one_step(steps, stopped - last),
                         "left": len(run.left()),
                     }
                 )
@@ -228,6 +231,7 @@ def preempt(options: argparse.Namespace, draw: random.Random) -> dict[str, Any]:
     return {
         "signals": len(rows),
         "stopped_with_code_75": sum(row["code"] == 75 for row in rows),
+        "stopped_at_one_step_on_all_ranks": sum(row["at_one_step"] for row in rows),
         "went_on_with_the_next_step": sum(row["in_order"] for row in rows),
         "runs_ended": len(ends),
         "runs_with_the_sha256_of_the_whole": sum(ends),
@@ -235,8 +239,32 @@ def preempt(options: argparse.Namespace, draw: random.Random) -> dict[str, Any]:
     }
 
 
+def at_one_step(passes: dict[str, int], taken: int) -> bool:
+    """Whether the ranks, a forward pass for each of their shards, have taken so many steps each."""
+    least, most = SHARDS // len(passes), -(-SHARDS // len(passes))
+    return sum(passes.values()) == SHARDS * taken and {*passes.values()} <= {least * taken, most * taken}
+
+
+def kept(found: dict[str, Any]) -> bool:
+    """Whether what was counted is what kway promises."""
+    whole = {
+        "runs": ("same_sha256",),
+        "kills": ("newest_was_whole",),
+        "signals": (
+            "stopped_with_code_75",
+            "stopped_at_one_step_on_all_ranks",
+            "went_on_with_the_next_step",
+        ),
+        "runs_ended": ("runs_with_the_sha256_of_the_whole",),
+    }
+    none = ("lost_more_than_an_interval", "failed_to_go_on", "processes_left")
+    return not any(found.get(name) for name in none) and all(
+        found[name] == found[count] for count, names in whole.items() if count in found for name in names
+    )
+
+
 def main() -> int:
-    """Run one of the three."""
+    """Run one of the three. Exit code 1 where anything was not as it is promised."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["soak", "saving", "preempt"])
     parser.add_argument("--kills", type=int, help="default: 100, 50, 30")
@@ -260,7 +288,7 @@ def main() -> int:
     if options.out is not None:
         held = json.loads(options.out.read_text()) if options.out.exists() else {}
         options.out.write_text(json.dumps({**held, options.what: found}, indent=2) + "\n")
-    return 0
+    return 0 if kept(found) else 1
 
 
 if __name__ == "__main__":

@@ -102,19 +102,20 @@ class ShareStep(StepCore):
             weight = weight + late
         if calls is not None and own is not None:
             weight = weight + self.mispaired(calls, own)
-        divisor = weight / share.total
-        if not self.rule.averaged:
-            # Of the weight only that it is no number counts here, where ranks are mispaired.
-            divisor = weight * 0 + 1.0 / share.total
-            loss = loss + weight * 0
-        else:
-            # Of a weight of 0 (every label ignored) there is no loss, as on one device; gradients stay the 0 they are.
-            divisor = divisor.masked_fill(weight == 0, 1.0)
-            loss = loss / weight
         # A device alone with one micro-batch divided before backward: nothing is left to divide by.
         if not self._whole(share):
-            self._rescale(divisor)
+            self._rescale(self._divisor(weight, share.total))
+        # Of a weight of 0 (every label ignored) there is no loss, as on one device.
+        loss = loss / weight if self.rule.averaged else loss + weight * 0
         return Outcome(loss, weight, losses, asked, calls)
+
+    def _divisor(self, weight: Tensor, total: int) -> Tensor:
+        """Return what gradients of sums over ``total`` samples are divided by beside their scale."""
+        if not self.rule.averaged:
+            # Of the weight only that it is no number counts here, where ranks are mispaired.
+            return weight * 0 + 1.0 / total
+        # Gradients of a weight of 0 stay the 0 they are.
+        return (weight / total).masked_fill(weight == 0, 1.0)
 
     def forget(self) -> None:
         """Take the buffers' values anew with the next step: see ``ShardStep.forget``."""
