@@ -63,7 +63,7 @@ def found(collate, size, rows=ROWS, kind=Rows, **more):
 def test_parts_of_other_lengths_are_found_between_ranks(first, kind):
     lines = found(partial(padded, batch_first=first), 2, kind=kind)
     assert len(lines) == 1
-    assert "(6,) and (4,) beside the samples, in epoch 1, batch 1" in lines[0]
+    assert "(6,) and (4,), without the dimension of samples, in epoch 1, batch 1" in lines[0]
 
 
 def test_parts_of_other_lengths_are_found_between_the_micro_batches_of_one_device():

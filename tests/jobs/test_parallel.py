@@ -241,3 +241,11 @@ def test_a_schedule_has_no_figure_twice_where_a_loop_goes_on(tmp_path):
             assert (rate(p) < before) == moves
     assert rate(p) == own
     assert again == drawn
+
+
+def test_what_is_no_share_is_refused_with_what_to_write():
+    with (
+        kway.parallel(job_of()) as p,
+        pytest.raises(kway.UsageError, match=r"step\(\) of a tuple.*p\.batches\(epoch\)"),
+    ):
+        p.step((X[:4], Y[:4]))

@@ -146,8 +146,14 @@ class Session:
         """Take one optimizer step over the global batch; return its loss, a scalar tensor equal on all ranks.
 
         Raises ``MispairedError`` where ranks hold shares of different batches, or have taken other steps before; on a
-        GPU the loss is NaN.
+        GPU the loss is NaN. ``UsageError`` for what is no share of ``batches``.
         """
+        if not isinstance(share, Share):
+            raise UsageError(
+                f"step() of a {type(share).__name__}",
+                "it takes a share, which is what batches(epoch) gives: how samples are cut is kway's to know",
+                "write: for share in p.batches(epoch): loss = p.step(share)",
+            )
         self._status.at(STEP, self.steps + 1)
         # Part of what ranks compare: the loop is the user's, and may go on to another batch on one rank alone.
         self.engine.part.batch_group.trace.note("batch", (share.epoch, share.step, self.steps))
