@@ -145,3 +145,10 @@ def test_bad_input_is_refused_before_anything_starts(words, message, script, cap
     assert main(["launch", *[script if word == "SCRIPT" else word for word in words]]) == 2
     assert message in capsys.readouterr().err
     assert leftovers() == {}
+
+
+def test_inside_ranks_that_are_there_nothing_is_launched(script, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["launch", script, "0"]) == 2
+    assert "this is rank 1 of 2 already (RANK, WORLD_SIZE)" in capsys.readouterr().err

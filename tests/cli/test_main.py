@@ -245,3 +245,17 @@ def test_a_command_leaves_without_a_look_at_all_objects():
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "True"
+
+
+def test_pressing_once_more_while_it_leaves_adds_nothing():
+    code = (
+        "import atexit, os, signal, sys\n"
+        "from kway.cli import main as command\n"
+        "def pressed(words):\n    raise KeyboardInterrupt\n"
+        "command._dispatch = pressed\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "sys.argv = ['kway', 'devices']\n"
+        "sys.exit(command.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "kway: interrupted\n")

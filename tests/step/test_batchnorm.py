@@ -291,3 +291,24 @@ def test_a_ghost_may_come_with_values_to_a_layer_that_no_sample_reaches(ranks, g
     for name, value in state.items():
         assert value.isfinite().all()
         assert torch.equal(value, start[name]) == (not name.startswith("layer."))
+
+
+def scripted():
+    return torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("devices", "level", "refused"),
+    [("cpu:1", "math", False), ("cpu:2", "math", True), ("cpu:1", "bits", True), ("cpu:1", "loose", False)],
+)
+def test_layers_in_compiled_code_are_refused_where_a_batch_is_cut(ranks, devices, level, refused):
+    job = kway.Job(
+        model=scripted, loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(torch.rand(8, 3), torch.arange(8) % 2), batch_size=8,
+    )  # fmt: skip
+    if not refused:
+        kway.train(job, devices=devices, exactness=level, epochs=1, echo=False)
+        return
+    with pytest.raises(kway.RefusedError, match=r"'1' \(BatchNorm1d, scripted\)"):
+        kway.train(job, devices=devices, exactness=level, epochs=1, echo=False)

@@ -36,17 +36,19 @@ def run(args: argparse.Namespace) -> int:
     """Run the script; returns 0 when all ranks did, and else the exit code of the rank that failed first.
 
     Raises ``UsageError``, before anything is started, for a script or devices that are not there, and for a
-    folder of logs that cannot be written.
+    folder of logs that cannot be written, and inside ranks that are there already.
     """
     from kway.devices.cpu import threads_for
     from kway.devices.select import parse, warnings
     from kway.devices.topology import discover
     from kway.launch import script
     from kway.launch.temporary import check_temporary
+    from kway.launch.torchrun import check_outside
     from kway.units import duration
 
     stall_timeout = duration("--stall-timeout", args.stall_timeout)
     _check_order(args)
+    check_outside()
     script.check(args.script, args.module)
     cluster = discover()
     devices = parse(args.devices, cluster)

@@ -18,7 +18,7 @@ from kway.cli._parser import Parser
 from kway.cli._screen import Screen, discard, screens
 from kway.errors import KwayError, StoppedError
 from kway.launch.descriptors import open_missing
-from kway.launch.interrupt import EndedBySignal, ignore_wishes, signals_held, signals_raise
+from kway.launch.interrupt import EndedBySignal, ignore_interrupts, ignore_wishes, signals_held, signals_raise
 from kway.launch.semaphores import cleared_quietly
 from kway.registry import modules_of, unknown
 
@@ -76,6 +76,9 @@ def _run(words: list[str], screen: Screen, leaves: bool) -> int:
             _report(error)
         return error.exit_code
     except KeyboardInterrupt as ending:
+        if leaves:
+            # Pressed once more it would put torch's own traceback below the last line.
+            ignore_interrupts()
         _say_end("interrupted", ending)
         return INTERRUPTED
     except EndedBySignal as ending:

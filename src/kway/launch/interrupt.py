@@ -94,6 +94,11 @@ def ignore_wishes() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def ignore_interrupts() -> None:
+    """Let Ctrl-C be: for a process that has said how it ends, and that taking torch down keeps for a moment."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class Held:
     """Signals that arrived while they were held back."""
 

@@ -16,8 +16,21 @@ from kway.world import World
 
 _ADVICE = "start the ranks with torchrun or kway launch, or unset RANK and WORLD_SIZE"
 _LET_GO_S = 0.05
+_LAST_PORT = 65535
 _FOR_EVER = timedelta(days=365)
 _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+
+
+def check_outside(environ: Mapping[str, str] | None = None) -> None:
+    """Raise ``UsageError`` inside one of several ranks, where nobody wants more of them started."""
+    environ = os.environ if environ is None else environ
+    size = _integer(environ, "WORLD_SIZE", 1)
+    if size is not None and size > 1:
+        raise UsageError(
+            f"this is rank {environ.get('RANK') or '?'} of {size} already (RANK, WORLD_SIZE)",
+            "each of them would start the script anew, on devices of its own",
+            "start the script itself with what started these ranks, or unset RANK and WORLD_SIZE",
+        )
 
 
 def from_environment(
@@ -44,7 +57,9 @@ def from_environment(
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not environ.get(name):
                 raise UsageError(f"{name} is not set", f"{size} ranks need an address to meet at", _ADVICE)
-        _integer(environ, "MASTER_PORT", 0)
+        port = _integer(environ, "MASTER_PORT", 0)
+        if port is not None and port > _LAST_PORT:
+            raise UsageError(f"MASTER_PORT={port}", f"ports go to {_LAST_PORT}", _ADVICE)
     local_rank, local_size = _local_place(environ, rank, size)
     return World(
         rank=rank,
@@ -178,7 +193,7 @@ def _store(world: World, timeout: timedelta) -> Any:
     except (RuntimeError, OSError, ValueError) as error:
         raise KwayError(
             f"rank {world.rank} of {world.size} found no meeting point at {address}",
-            str(error).strip().partition("\n")[0],
+            str(error).strip().partition("\n")[0].rstrip("."),
             f"check MASTER_ADDR and MASTER_PORT, and that {'rank 0 runs' if world.rank else 'all ranks run'}",
         ) from None
 

@@ -21,6 +21,18 @@ def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
 
 
+def check_scripted(model: nn.Module) -> None:
+    """Raise ``RefusedError`` for a batch normalisation layer in TorchScript, which is no layer of torch's."""
+    for name, module in model.named_modules():
+        kind = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
+        if kind == "SyncBatchNorm" or kind.startswith(("BatchNorm", "LazyBatchNorm")):
+            raise RefusedError(
+                f"layer {name!r} ({kind}, scripted) computes batch statistics in compiled code",
+                "kway must know how to compute them over the whole batch",
+                "give kway the model as it was before torch.jit.script, or use exactness loose",
+            )
+
+
 def replaceable_layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     """List the batch normalisation layers. Raises ``RefusedError`` for one whose forward is not torch's own."""
     found = layers(model)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.errors import UsageError
+from kway.errors import RefusedError, UsageError
 
 _VALUES = (bool, int, float, complex, str, type(None))
 _TABLES = ("", "_parameters", "_buffers")
@@ -41,6 +41,7 @@ class Followed:
         self._seen, self._parts, self._glance = _looks(source), _parts(source), _Glance(source)
         self.module = _copied(source, source).to(device=device, dtype=floating)
         prepare(self.module)
+        self._kept = _buffers(self.module)
 
     def changed(self) -> bool:
         """Whether the user's own was changed since the last time; ``module`` then has what changed there.
@@ -75,7 +76,19 @@ class Followed:
             if number < min(len(own), len(held)):
                 self._take_over(_table(own[number], table), _table(held[number], table), name)
         self._prepare(self.module)
+        self._kept = _buffers(self.module)
         return True
+
+    def check_kept(self) -> None:
+        """Raise ``RefusedError`` where the copy has changed a buffer of its own since the user's was last looked at."""
+        for table, name, held, version in self._kept:
+            if table.get(name) is not held or _version(held) != version:
+                raise RefusedError(
+                    f"the loss {type(self._source).__name__} changes its buffer {name!r} when it is computed",
+                    "it is computed for each part of a batch, on each device, and what it keeps is in no checkpoint",
+                    "make the loss a part of the model, which then returns (sum, weight), and pass loss=None; or "
+                    "change the buffer between steps",
+                )
 
     def _take_over(self, own: dict[str, Any], held: dict[str, Any], name: str) -> None:
         if name not in own:
@@ -167,6 +180,17 @@ class _Look:
 
     def __hash__(self) -> int:
         return hash((self._said, id(self._value)))
+
+
+def _buffers(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor, int]]:
+    """List the buffers of a module and those inside: where each is held, and its version."""
+    tables = [inner._buffers for inner in module.modules()]
+    return [
+        (table, name, held, _version(held))
+        for table in tables
+        for name, held in table.items()
+        if held is not None
+    ]
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -86,7 +86,7 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
 
     Raises ``UsageError`` as ``check_loss`` does. The rule raises it, too, for an output and a target of other
     shapes where they must be equal, and for what a loss of the user's own returns that is no loss or cannot add up; and
-    ``RefusedError`` for a weight with an entry for each sample.
+    ``RefusedError`` for a weight with an entry for each sample, and for a loss that changes its buffers.
     """
     check_loss(loss)
     doubts: list[str] = []
@@ -99,7 +99,11 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         changed = (lambda: False) if own is None else own.changed
 
         def call(output: Any, target: Any) -> Any:
-            return (loss if own is None else own.module)(output, target)
+            if own is None:
+                return loss(output, target)
+            found = own.module(output, target)
+            own.check_kept()
+            return found
 
         if _is_torch_s_sum(loss):
             return LossRule(

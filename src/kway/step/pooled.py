@@ -188,8 +188,8 @@ def per_shard(
             if x.numel() == x.size(1):
                 raise ValueError(
                     f"batch normalisation needs more than 1 value a channel to train, and shard "
-                    f"{statistics.shard} has 1 (input {tuple(x.shape)}): use fewer shards or a larger batch; where it is "
-                    "the last batch of an epoch that is too small, one that leaves a larger rest or none, or a "
+                    f"{statistics.shard} has 1 (input {tuple(x.shape)}): use fewer shards or a larger batch; where "
+                    "it is the last batch of an epoch that is too small, one that leaves a larger rest or none, or a "
                     "DataLoader with drop_last=True"
                 )
             return statistics.normalise(place, x)

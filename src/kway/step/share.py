@@ -145,7 +145,9 @@ class ShareStep(StepCore):
         micro = [piece for piece in share.micro if piece[1] or not share.count]
         for number, (batch, samples) in enumerate(micro):
             before = said() if counts else 0
+            held = [parameter.grad for parameter in self.parameters] if number else []
             output, target, total, weight = self.forward(batch, samples)
+            self._check_added_up(held)
             if self._whole(share):
                 # Of a weight of 0 there is no mean, and no gradient either: not NaN, as 0 times infinity would be.
                 objective = total / weight.masked_fill(weight == 0, 1.0) if self.rule.averaged else total
@@ -176,6 +178,16 @@ class ShareStep(StepCore):
             kept.end_of_step(self.group, idle=False)
         assert slots is not None
         return slots
+
+    def _check_added_up(self, held: list[Tensor | None]) -> None:
+        """Raise ``RefusedError`` where a forward pass threw away the gradients of the micro-batches before."""
+        for parameter, grad in zip(self.parameters, held, strict=False):
+            if grad is not None and parameter.grad is None:
+                raise RefusedError(
+                    "a forward pass that clears the model's gradients, with micro-batches",
+                    "those of the micro-batches before add up there",
+                    "use torch.autograd.grad in the forward pass, or leave micro_batch out",
+                )
 
     def _rescale(self, divisor: Tensor) -> None:
         if self._reducer is not None:
