@@ -13,6 +13,7 @@ from kway.comm.reduce import GradientReducer
 from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
+from kway.step.open_jobs import OpenJob
 from kway.strategies.base import Axis, Part
 from kway.strategies.replicas import check_replicas, rounds_as
 
@@ -51,7 +52,8 @@ class Data(Axis):
         """Start all ranks from the same values, share batch statistics, and sum gradients."""
         if group.size == 1:
             return
-        synchronise(part.model, group)
+        held = bring_together(part.beside)
+        synchronise(part.model, group, held)
         check_trained(part.model, group)
         if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
@@ -121,14 +123,33 @@ class Gradients:
             self._reducer.divide_(divisor)
 
 
+def bring_together(jobs: list[OpenJob]) -> set[int]:
+    """Let open jobs see that ranks hold their models alike, as each does itself; return the ids of what they hold.
+
+    A collective. Raises ``ReplicaError`` where weights differ, and ``RefusedError`` where buffers do at level bits.
+    """
+    for job in jobs:
+        job.equalise()
+    return {id(tensor) for job in jobs for _, tensor in _tensors(job.model)}
+
+
 @torch.no_grad()
-def synchronise(model: nn.Module, group: Group) -> None:
-    """Give every rank the first rank's parameters and buffers."""
-    for _, tensor in [*model.named_parameters(), *model.named_buffers()]:
+def synchronise(model: nn.Module, group: Group, held: set[int]) -> None:
+    """Give every rank the first rank's parameters and buffers, but for those whose ids are in ``held``.
+
+    What an open job trains is the same on all ranks, or an error: see ``bring_together``.
+    """
+    for _, tensor in _tensors(model):
+        if id(tensor) in held:
+            continue
         whole = tensor.detach().contiguous()
         group.broadcast_(whole)
         if whole.data_ptr() != tensor.data_ptr():
             tensor.copy_(whole)
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def check_trained(model: nn.Module, group: Group) -> None:

@@ -19,7 +19,6 @@ from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.launch.status import Status
-from kway.step.batchnorm import layers
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
@@ -29,9 +28,9 @@ from kway.step.handed import load_state
 from kway.step.inputs import move
 from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.modes import begin_training, modes_of, set_modes
+from kway.step.open_jobs import OpenJob, open_jobs, opened
 from kway.step.precision import cast, precision_of
 from kway.step.seeds import preserved, seed_generators
-from kway.step.stand_in import part_of_a_job
 from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
 from kway.step.telling import EACH_STEP, Telling
@@ -86,12 +85,13 @@ class Engine:
             shards,
             self.mesh.world,
             telling,
+            beside=open_jobs(self.model),
         )
         self.part.opened.enter_context(self.precision.flags())
         self.part.opened.enter_context(buffers_kept(self.model))
         if trains:
             # Evaluation uses no statistics of its batches.
-            self.part.opened.enter_context(part_of_a_job(layers(self.model), level))
+            self.part.opened.enter_context(opened(OpenJob(level, self.model, self.equalise)))
         known = axes()
         for axis in layout:
             if known[axis].splits_batch:
