@@ -87,18 +87,18 @@ class Engine:
             telling,
             beside=open_jobs(self.model),
         )
-        self.part.opened.enter_context(self.precision.flags())
-        self.part.opened.enter_context(buffers_kept(self.model))
-        if trains:
-            # Evaluation uses no statistics of its batches.
-            self.part.opened.enter_context(opened(OpenJob(level, self.model, self.equalise)))
-        known = axes()
-        for axis in layout:
-            if known[axis].splits_batch:
-                self.part.place = self.part.place * layout[axis] + self.mesh.coordinate(axis)
-                self.part.shares *= layout[axis]
-                self.part.batch_group = self.mesh.group(axis)
         try:
+            self.part.opened.enter_context(self.precision.flags())
+            self.part.opened.enter_context(buffers_kept(self.model))
+            if trains:
+                # Evaluation uses no statistics of its batches.
+                self.part.opened.enter_context(opened(OpenJob(level, self.model, self.equalise)))
+            known = axes()
+            for axis in layout:
+                if known[axis].splits_batch:
+                    self.part.place = self.part.place * layout[axis] + self.mesh.coordinate(axis)
+                    self.part.shares *= layout[axis]
+                    self.part.batch_group = self.mesh.group(axis)
             for axis in sorted(layout, key=lambda name: known[name].order):
                 known[axis].apply(self.part, self.mesh.group(axis))
             self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
