@@ -204,7 +204,8 @@ class Session:
 
         With ``Job.ema`` they are figures of the averaged weights. A schedule that waits for a figure
         (``ReduceLROnPlateau``) gets the loss, once for each number of steps. Raises ``UsageError`` where the job has
-        none, and ``ReplicaError`` where ranks hold other weights than each other.
+        none, ``ReplicaError`` where ranks hold other weights than each other, and ``RefusedError`` where they hold
+        other buffers at exactness bits.
         """
         if self._held is None:
             raise UsageError("evaluate() of a job without validation data", "set validation= in the job")
@@ -256,7 +257,8 @@ class Session:
         """Write ``weights.safetensors`` into ``folder``, made where it is missing; return the file's path.
 
         With ``Job.ema`` the averaged weights go beside it, into ``ema.safetensors``. Raises ``UsageError`` for what is
-        no folder, or cannot be written, and ``ReplicaError`` where ranks hold other weights than each other.
+        no folder, or cannot be written, ``ReplicaError`` where ranks hold other weights than each other, and
+        ``RefusedError`` where they hold other buffers at exactness bits.
         """
         with self._status.doing("save"):
             return self._save(folder_of(folder) / "weights.safetensors")
@@ -288,8 +290,8 @@ class Session:
 
         ``epoch`` and ``step``: the batch that comes next. ``keep``: the newest that stay. What keeps it from being
         written is warned about, and the next one is tried again. Raises ``NonFiniteError`` where a loss was no number,
-        ``ReplicaError`` where ranks hold other weights than each other, and ``UsageError`` for state that cannot be
-        stored.
+        ``ReplicaError`` where ranks hold other weights than each other, ``RefusedError`` where they hold other buffers
+        at exactness bits, and ``UsageError`` for state that cannot be stored; on all ranks.
         """
         with self._status.doing("save"):
             self._checkpoint(folder_of(folder), epoch, step, keep)

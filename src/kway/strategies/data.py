@@ -10,6 +10,7 @@ from torch import nn
 
 from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
+from kway.errors import UsageError
 from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
@@ -153,14 +154,20 @@ def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def check_trained(model: nn.Module, group: Group) -> None:
-    """Raise ``ValueError`` where ranks train other parameters: gradients would not fit together. A collective."""
+    """Raise ``UsageError`` where ranks train other parameters: gradients would not fit together. A collective."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     for rank, others in enumerate(group.objects(trained)):
         if others != trained:
-            name = next(iter(set(trained).symmetric_difference(others)), "in another order")
-            raise ValueError(
-                f"parameter {name!r} is trained on one of ranks {group.rank} and {rank} and frozen on the other: "
-                "all ranks must train the same"
+            name = min(set(trained).symmetric_difference(others), default=None)
+            got = (
+                f"parameter {name!r} is trained on one of ranks {group.rank} and {rank} and not on the other"
+            )
+            if name is None:
+                got = f"ranks {group.rank} and {rank} train the same parameters in another order"
+            raise UsageError(
+                got,
+                "all ranks must train the same",
+                "make the model, and freeze parameters, alike on all ranks",
             )
 
 

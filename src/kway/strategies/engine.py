@@ -47,7 +47,8 @@ class Engine:
     trained model afterwards. ``step_kind``: how steps are to run (``kway.step.kinds``); ``trains``: whether
     there will be any; ``telling``: which of them tell what ranks called. Raises ``RefusedError`` for a level that
     layout or model cannot keep, and for a step kind that the device cannot run; ``UsageError`` for recorded steps
-    that tell seldom.
+    that tell seldom, and where ranks train other parameters than each other; on layers of an open job what that one's
+    ``equalise`` raises.
     """
 
     def __init__(
@@ -306,9 +307,10 @@ class Engine:
             drawing.close()
 
     def equalise(self) -> list[str]:
-        """Bring buffers that differ between ranks to one value; return the names of those that did.
+        """See that ranks hold the same weights, bring buffers that differ to one value, and return their names.
 
-        Raises ``RefusedError`` at level bits, which such a buffer breaks, and ``ReplicaError`` where weights differ.
+        A collective. Raises ``ReplicaError`` where weights differ, or shapes or names of weights and buffers, and then
+        ``RefusedError`` at level bits, which a buffer that differs breaks; on all ranks.
         """
         for check in self.part.checks:
             check()
@@ -326,7 +328,10 @@ class Engine:
         return nullcontext() if self._step.average is None else self._step.average.swapped_in()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return copies of parameters and buffers by name, in one-device shapes, on the CPU. A collective."""
+        """Return copies of parameters and buffers by name, in one-device shapes, on the CPU. A collective.
+
+        Raises what ``equalise`` does.
+        """
         self.equalise()
         state = self.model.state_dict()
         return {
