@@ -8,7 +8,7 @@
         ``StallError``: a rank made no progress for too long. Carries its stack.
     ``NonFiniteError``: the loss became NaN or infinite.
     ``MispairedError``: ranks took other batches, or called other collectives, than each other.
-    ``ReplicaError``: the copies of the weights that ranks hold differ.
+    ``ReplicaError``: the copies of the weights that ranks hold differ, in numbers, shapes or names.
     ``StoppedError``: the run was asked to stop, and left a checkpoint. Exit code 75.
 """
 
@@ -86,7 +86,7 @@ class MispairedError(KwayError):
 
 
 class ReplicaError(KwayError):
-    """The copies of the weights that ranks hold differ. The message names a parameter and the ranks."""
+    """The copies of the weights that ranks hold differ, in numbers, shapes or names. The message names one."""
 
 
 class StoppedError(KwayError):

@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 import kway
+from kway.devices.compilers import missing
 
+KINDS = [
+    "eager",
+    pytest.param(
+        "compiled",
+        marks=pytest.mark.skipif(missing("cpu") is not None, reason=f"torch.compile: {missing('cpu')}"),
+    ),
+]
 DRAW = torch.Generator().manual_seed(0)
 X = torch.randn(26, 5, generator=DRAW, dtype=torch.float64)
 Y = torch.randint(3, (26,), generator=DRAW)
@@ -127,7 +135,7 @@ class Pair(nn.Module):
         return (self.second(self.first(x)) if self.which else self.first(x)).square().sum(), len(x)
 
 
-def together(context, exactness):
+def together(context, exactness, kind):
     """Step two jobs over the same two networks in turns; return their state."""
     torch.manual_seed(1)
     first = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)).double()
@@ -141,7 +149,7 @@ def together(context, exactness):
             model=Pair(first, second, which), loss=None, data=X, optimizer=optimizer, name=f"p{which}"
         )
 
-    options = {"strategy": "data", "exactness": exactness, "shards": 3}
+    options = {"strategy": "data", "exactness": exactness, "shards": 3, "step_kind": kind}
     with kway.parallel(part(0), **options) as a, kway.parallel(part(1), **options) as b:
         for batch in a.batches(0):
             a.step(batch)
@@ -151,9 +159,31 @@ def together(context, exactness):
     return state
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("exactness", ["math", "bits"])
-def test_layers_of_two_open_jobs_compute_for_the_one_that_steps(ranks, exactness):
-    one, *others = [state for size in (1, 2, 3) for state in ranks.run(together, exactness, size=size)]
+def test_layers_of_two_open_jobs_compute_for_the_one_that_steps(ranks, exactness, kind):
+    sizes = (1, 2, 3) if kind == "eager" else (1, 2)
+    one, *others = [state for size in sizes for state in ranks.run(together, exactness, kind, size=size)]
     for other in others:
         for name, value in one.items():
             torch.testing.assert_close(other[name], value, rtol=0, atol=0 if exactness == "bits" else 1e-12)
+
+
+def judged_and_copied(context, kind):
+    """Judge the model of an open job between two steps, and copy it; return what differs then."""
+    job = job_of(model=normed().double())
+    with kway.parallel(job, strategy="data", step_kind=kind) as p:
+        for batch in p.batches(0):
+            p.step(batch)
+            found = kway.evaluate(job)["loss"]
+        own, state = copy.deepcopy(p.model), copy.deepcopy(p.model.state_dict())
+        own(X)
+        assert all(torch.equal(state[name], value) for name, value in p.model.state_dict().items())
+    assert not any("forward" in vars(module) for module in p.model.modules())
+    return found, float(nn.functional.cross_entropy(p.model.eval()(X), Y))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_judged_and_copied_while_its_job_is_open(ranks, kind):
+    for found, right in ranks.run(judged_and_copied, kind):
+        assert found == pytest.approx(right, rel=1e-12)

@@ -23,8 +23,8 @@ def job_of(**more):
     sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     more = {"validation": (X[:5], Y[:5]), **more}
     return kway.Job(
-        model=net, loss=nn.CrossEntropyLoss(), optimizer=sgd, data=(X, Y), batch_size=4, precision="fp64",
-        metrics={"accuracy": kway.accuracy}, **more,
+        model=more.pop("model", net), loss=nn.CrossEntropyLoss(), optimizer=sgd, data=(X, Y), batch_size=4,
+        precision="fp64", metrics={"accuracy": kway.accuracy}, **more,
     )  # fmt: skip
 
 
@@ -216,6 +216,42 @@ def test_a_folder_that_is_none_is_named_so():
         for act in (p.save, p.resume):
             with pytest.raises(kway.UsageError, match="folder=None: it must be a path"):
                 act(None)
+
+
+class Open(nn.Linear):
+    """Keeps what no checkpoint can hold."""
+
+    kept = object()
+
+    def get_extra_state(self):
+        return self.kept
+
+    def set_extra_state(self, state):
+        self.kept = state
+
+
+def refused_saves(context, folder):
+    """Try two saves that cannot be, then one that can; return what the first two raised."""
+    said = []
+    with kway.parallel(job_of(model=partial(Open, 3, 4)), strategy="data") as p:
+        first, *_, last = p.batches(0)
+        p.step(first)
+        for options in ({"keep": 0}, {}):
+            with pytest.raises(kway.UsageError) as caught:
+                p.checkpoint(folder, 0, 1, **options)
+            said.append(str(caught.value))
+        p.model.kept = "a text"
+        p.step(last)
+        p.checkpoint(folder, 1)
+    return said
+
+
+def test_a_checkpoint_that_is_refused_is_an_error_on_all_ranks(ranks, tmp_path):
+    one, other = ranks.run(refused_saves, tmp_path, limit=30)
+    assert one == other
+    assert "keep=0" in one[0]
+    assert "modules['_extra_state'] is a builtins.object" in one[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
 
 
 def test_a_schedule_has_no_figure_twice_where_a_loop_goes_on(tmp_path):

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 import kway
+from kway.comm.group import Group
 from kway.strategies import replicas
+from kway.strategies.data import check_trained
 from kway.strategies.replicas import checksum, mixed
 
 X = torch.arange(40.0, dtype=torch.float64).reshape(10, 4) / 40
@@ -139,7 +141,7 @@ def reordered(context):
         if p.rank == 1:
             layer = p.model[0]
             layer._parameters = dict(reversed(layer._parameters.items()))
-        with pytest.raises(ValueError, match="in another order"):
+        with pytest.raises(kway.ReplicaError, match="the same parameters and buffers in another order"):
             p.evaluate()
     return True
 
@@ -187,13 +189,45 @@ def unlike(context):
     with kway.parallel(job(), strategy="data") as p:
         if p.rank == 1:
             p.model.more = nn.Parameter(torch.zeros(2))
-        with pytest.raises(ValueError, match=r"'more' is .* one of one shape on all ranks"):
+        with pytest.raises(kway.ReplicaError, match=r"'more' is .*not there.* one of one shape on all ranks"):
             p.evaluate()
     return True
 
 
 def test_a_parameter_that_one_rank_alone_has_is_named(ranks):
     assert ranks.run(unlike) == [True, True]
+
+
+def resized(context):
+    net = plain().double()
+    net.register_buffer("own", torch.zeros(2))
+    with kway.parallel(job(model=net), strategy="data") as p:
+        if p.rank == 1:
+            p.model.own = torch.zeros(3)
+        with pytest.raises(kway.ReplicaError) as caught:
+            p.evaluate()
+    return str(caught.value)
+
+
+def test_a_buffer_of_another_shape_is_named(ranks):
+    assert "buffer 'own' is of shape (2,), float64 on rank 0 and of shape (3,)" in ranks.run(resized)[0]
+
+
+def frozen_by_rank(context, reordered):
+    net = plain()
+    if context.world.rank == 1 and reordered:
+        net[0]._parameters = dict(reversed(net[0]._parameters.items()))
+    elif context.world.rank == 1:
+        net[2].requires_grad_(False)
+    expected = "in another order" if reordered else "'2.bias' is trained on one of ranks"
+    with pytest.raises(kway.UsageError, match=f"{expected}.*all ranks must train the same"):
+        check_trained(net, Group(context.world.rank, context.world.size))
+    return True
+
+
+@pytest.mark.parametrize("reordered", [False, True])
+def test_ranks_that_train_other_parameters_are_refused(ranks, reordered):
+    assert ranks.run(frozen_by_rank, reordered) == [True, True]
 
 
 # How a CPU computes it, and how other devices do.

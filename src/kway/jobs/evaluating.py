@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ def evaluate(
     ``weights``: a safetensors file, a state dict or a module; ``None``: the job's model as it is. Each sample
     counts once on any number of devices, also the last ones of a ``DataLoader`` with ``drop_last``. ``batch_size``: the
     samples of a batch over all devices (default: a ``DataLoader``'s own, else the job's). Prints what there
-    is to know about data and devices on standard error. Raises ``UsageError`` before anything starts.
+    is to know about data and devices on standard error. Raises ``UsageError`` before anything starts, and
+    ``ReplicaError`` where the model is that of an open job of which ranks hold other weights than each other.
     """
     results = _on_ranks(evaluate_rank, job, weights, judged(job, data, batch_size), devices, strategy)
     values: dict[str, float] = results[0]
@@ -155,18 +156,18 @@ def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -
 
 
 def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], use: Any) -> Any:
-    modes = modes_of(job.model)
     size = parts.order.batch_size
-    engine = Engine(job, job.model, layout, context.world, "math", size, status=context.status, trains=False)
-    loader = engine.loader(parts)
-    try:
+    with ExitStack() as undo:
+        undo.callback(set_modes, modes_of(job.model))
+        engine = Engine(
+            job, job.model, layout, context.world, "math", size, status=context.status, trains=False
+        )
+        undo.callback(engine.close)
+        loader = engine.loader(parts)
+        undo.callback(loader.close)
         result = use(engine, loader.epoch(0))
         engine.warn()
         lines = uneven(engine.mesh.world.objects, loader.shapes)
         for line in lines if context.world.is_main else []:
             print(f"kway: {line}", file=sys.stderr, flush=True)
         return result
-    finally:
-        loader.close()
-        engine.close()
-        set_modes(modes)

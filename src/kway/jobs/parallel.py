@@ -19,7 +19,7 @@ from kway.data.loader import Share
 from kway.data.padding import uneven
 from kway.data.streams import StreamOrder
 from kway.devices.select import spelled
-from kway.errors import NonFiniteError, UsageError
+from kway.errors import KwayError, NonFiniteError, UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_job, folder_of
 from kway.jobs.place import Place, on_main, place, with_threads
@@ -210,7 +210,8 @@ class Session:
 
         With ``Job.ema`` they are figures of the averaged weights. A schedule that waits for a figure
         (``ReduceLROnPlateau``) gets the loss, once for each number of steps. Raises ``UsageError`` where the job has
-        none, and ``ReplicaError`` where ranks hold other weights than each other.
+        none, ``ReplicaError`` where ranks hold other weights than each other, and ``RefusedError`` where they hold
+        other buffers at exactness bits.
         """
         if self._held is None:
             raise UsageError("evaluate() of a job without validation data", "set validation= in the job")
@@ -262,7 +263,8 @@ class Session:
         """Write ``weights.safetensors`` into ``folder``, made where it is missing; return the file's path.
 
         With ``Job.ema`` the averaged weights go beside it, into ``ema.safetensors``. Raises ``UsageError`` for what is
-        no folder, or cannot be written, and ``ReplicaError`` where ranks hold other weights than each other.
+        no folder, or cannot be written, ``ReplicaError`` where ranks hold other weights than each other, and
+        ``RefusedError`` where they hold other buffers at exactness bits.
         """
         with self._status.doing("save"):
             return self._save(folder_of(folder) / "weights.safetensors")
@@ -284,18 +286,23 @@ class Session:
                     save_weights(average, path.with_name("ema.safetensors"), made)
             except OSError as problem:
                 error = UsageError(f"{path} cannot be written: {problem.strerror}")
+        self._raise(error)
+        return path
+
+    def _raise(self, error: KwayError | None) -> None:
+        """Raise rank 0's error on all ranks: one that goes on alone waits for the others. A collective."""
         failed = self._group.objects(error)[0]
         if failed is not None:
             raise failed
-        return path
 
     def checkpoint(self, folder: Path | str, epoch: int, step: int = 0, keep: int | None = None) -> None:
         """Start to save all that the next step depends on as ``folder``/step-N; training can go on at once.
 
         ``epoch`` and ``step``: the batch that comes next. ``keep``: the newest that stay. What keeps it from being
         written is warned about, and the next one is tried again. Raises ``NonFiniteError`` where a loss was no number,
-        ``ReplicaError`` where ranks hold other weights than each other, and ``UsageError`` for state that cannot be
-        stored.
+        ``ReplicaError`` where ranks hold other weights than each other, ``RefusedError`` where they hold other buffers
+        at exactness bits, and ``UsageError`` for ``keep`` below 1, a ``folder`` that is none, and state that cannot be
+        stored; on all ranks.
         """
         with self._status.doing("save"):
             self._checkpoint(folder_of(folder), epoch, step, keep)
@@ -309,14 +316,21 @@ class Session:
             )
         self.engine.equalise()
         self._compare_shapes()
+        error = None
         if self.is_main:
-            if self._writer is None or self._writer.folder != place:
-                self._end_saving()
-                self._writer = Writer(place, keep)
-            position, facts = Position(self.steps, epoch, step), {**self._facts, "noted": self._noted}
-            run = {"judged_at": self._judged_at}
-            self._writer.save(snapshot(self.engine, position, self.plan, facts, self._options, run))
-            self._warn()
+            try:
+                self._begin_saving(place, keep, Position(self.steps, epoch, step))
+            except KwayError as problem:
+                error = problem
+        self._raise(error)
+        self._warn()
+
+    def _begin_saving(self, place: Path, keep: int | None, position: Position) -> None:
+        if self._writer is None or self._writer.folder != place:
+            self._end_saving()
+            self._writer = Writer(place, keep)
+        facts, run = {**self._facts, "noted": self._noted}, {"judged_at": self._judged_at}
+        self._writer.save(snapshot(self.engine, position, self.plan, facts, self._options, run))
 
     def resume(self, folder: Path | str) -> Position:
         """Go on from the newest complete checkpoint in ``folder``; where there is none, from the beginning.

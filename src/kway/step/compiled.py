@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from types import MethodType
 from typing import Any
 
 import torch
@@ -95,7 +96,9 @@ def _leave_out(owner: Any, name: str, undo: ExitStack) -> None:
     """Put the uncompiled form of a method on the instance until the end of ``undo``."""
     held = vars(owner)
     own = held.get(name)
-    held[name] = torch.compiler.disable(getattr(owner, name))  # type: ignore[no-untyped-call]
+    method: MethodType = getattr(owner, name)
+    # A method too: whose it is says that it is kway's own (see ``stand_in_of``), and a copy of the layer gets its own.
+    held[name] = MethodType(torch.compiler.disable(method.__func__), method.__self__)  # type: ignore[no-untyped-call]
 
     def restore() -> None:
         if own is None:

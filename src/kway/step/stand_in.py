@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.errors import RefusedError
 from kway.step.presence import Presence
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -75,45 +74,3 @@ def standing_in(forwards: list[tuple[Any, Forward]], presence: Presence) -> Iter
                 place.forwards.remove(forward)
                 if not place.forwards:
                     del vars(module)["forward"]
-
-
-class _Open:
-    """The levels of the open jobs that a layer is part of. A copy of the layer is part of none."""
-
-    def __init__(self) -> None:
-        self.levels: list[str] = []
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Open, ()
-
-
-_MARK = "_kway_open"
-
-
-@contextmanager
-def part_of_a_job(named: list[tuple[str, Any]], level: str) -> Iterator[None]:
-    """While open, layers that know their batch are part of a job at ``level``.
-
-    Raises ``RefusedError`` for one that is part of an open job at another level: what it computes would be either's.
-    """
-    marks = [vars(layer).setdefault(_MARK, _Open()) for _, layer in named]
-    try:
-        for (name, _), mark in zip(named, marks, strict=True):
-            other = next((each for each in mark.levels if each != level), None)
-            if other is not None:
-                raise RefusedError(
-                    f"layer {name!r} is part of another open job, at exactness {other}",
-                    f"this one is at {level}, and its batch statistics can be only one job's",
-                    "use one level for both",
-                )
-        for mark in marks:
-            mark.levels.append(level)
-        try:
-            yield
-        finally:
-            for mark in marks:
-                mark.levels.remove(level)
-    finally:
-        for (_, layer), mark in zip(named, marks, strict=True):
-            if not mark.levels:
-                vars(layer).pop(_MARK, None)

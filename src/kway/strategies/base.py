@@ -15,6 +15,7 @@ from torch import nn
 
 from kway.comm.group import Group
 from kway.job import Job
+from kway.step.open_jobs import OpenJob
 from kway.step.presence import Presence
 from kway.step.share import Reducer
 from kway.step.telling import EACH_STEP, Telling
@@ -27,11 +28,10 @@ class Part:
     ``place`` of ``shares``: which share of the global batch this rank computes; ``shards``: the fixed
     micro-shards of a batch, where the level has them. ``global_statistics``: whether the level wants batch
     statistics of the global batch. ``telling``: in which steps ranks tell each other what they called.
-    ``reducer`` acts on the gradients.
+    ``beside``: the open jobs that layers of the model are part of already. ``reducer`` acts on the gradients.
     Before weights and buffers are read ``checks`` see that ranks fit together, and then what ``equalise`` holds brings
     buffers to one value on all ranks and returns the names of those that differed. ``notes``: lines for the user that
-    come up meanwhile. ``opened`` undoes
-    everything at close.
+    come up meanwhile. ``opened`` undoes everything at close.
     """
 
     job: Job
@@ -46,6 +46,7 @@ class Part:
     place: int = 0
     shares: int = 1
     batch_group: Group = field(default_factory=Group)
+    beside: list[OpenJob] = field(default_factory=list)
     reducer: Reducer | None = None
     checks: list[Callable[[], None]] = field(default_factory=list)
     equalise: list[Callable[[], list[str]]] = field(default_factory=list)

@@ -10,9 +10,11 @@ from torch import nn
 
 from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
+from kway.errors import UsageError
 from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
+from kway.step.open_jobs import OpenJob
 from kway.strategies.base import Axis, Part
 from kway.strategies.replicas import check_replicas, rounds_as
 
@@ -51,7 +53,8 @@ class Data(Axis):
         """Start all ranks from the same values, share batch statistics, and sum gradients."""
         if group.size == 1:
             return
-        synchronise(part.model, group)
+        held = bring_together(part.beside)
+        synchronise(part.model, group, held)
         check_trained(part.model, group)
         if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
@@ -121,25 +124,50 @@ class Gradients:
             self._reducer.divide_(divisor)
 
 
+def bring_together(jobs: list[OpenJob]) -> set[int]:
+    """Let open jobs see that ranks hold their models alike, as each does itself; return the ids of what they hold.
+
+    A collective. Raises ``ReplicaError`` where weights differ, and ``RefusedError`` where buffers do at level bits.
+    """
+    for job in jobs:
+        job.equalise()
+    return {id(tensor) for job in jobs for _, tensor in _tensors(job.model)}
+
+
 @torch.no_grad()
-def synchronise(model: nn.Module, group: Group) -> None:
-    """Give every rank the first rank's parameters and buffers."""
-    for _, tensor in [*model.named_parameters(), *model.named_buffers()]:
+def synchronise(model: nn.Module, group: Group, held: set[int]) -> None:
+    """Give every rank the first rank's parameters and buffers, but for those whose ids are in ``held``.
+
+    What an open job trains is the same on all ranks, or an error: see ``bring_together``.
+    """
+    for _, tensor in _tensors(model):
+        if id(tensor) in held:
+            continue
         whole = tensor.detach().contiguous()
         group.broadcast_(whole)
         if whole.data_ptr() != tensor.data_ptr():
             tensor.copy_(whole)
 
 
+def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
 def check_trained(model: nn.Module, group: Group) -> None:
-    """Raise ``ValueError`` where ranks train other parameters: gradients would not fit together. A collective."""
+    """Raise ``UsageError`` where ranks train other parameters: gradients would not fit together. A collective."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     for rank, others in enumerate(group.objects(trained)):
         if others != trained:
-            name = next(iter(set(trained).symmetric_difference(others)), "in another order")
-            raise ValueError(
-                f"parameter {name!r} is trained on one of ranks {group.rank} and {rank} and frozen on the other: "
-                "all ranks must train the same"
+            name = min(set(trained).symmetric_difference(others), default=None)
+            got = (
+                f"parameter {name!r} is trained on one of ranks {group.rank} and {rank} and not on the other"
+            )
+            if name is None:
+                got = f"ranks {group.rank} and {rank} train the same parameters in another order"
+            raise UsageError(
+                got,
+                "all ranks must train the same",
+                "make the model, and freeze parameters, alike on all ranks",
             )
 
 

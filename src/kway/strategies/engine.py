@@ -19,7 +19,6 @@ from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.launch.status import Status
-from kway.step.batchnorm import layers
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
@@ -29,9 +28,9 @@ from kway.step.handed import load_state
 from kway.step.inputs import move
 from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.modes import begin_training, modes_of, set_modes
+from kway.step.open_jobs import OpenJob, open_jobs, opened
 from kway.step.precision import cast, precision_of
 from kway.step.seeds import preserved, seed_generators
-from kway.step.stand_in import part_of_a_job
 from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
 from kway.step.telling import EACH_STEP, Telling
@@ -48,7 +47,8 @@ class Engine:
     trained model afterwards. ``step_kind``: how steps are to run (``kway.step.kinds``); ``trains``: whether
     there will be any; ``telling``: which of them tell what ranks called. Raises ``RefusedError`` for a level that
     layout or model cannot keep, and for a step kind that the device cannot run; ``UsageError`` for recorded steps
-    that tell seldom.
+    that tell seldom, and where ranks train other parameters than each other; on layers of an open job what that one's
+    ``equalise`` raises.
     """
 
     def __init__(
@@ -86,19 +86,20 @@ class Engine:
             shards,
             self.mesh.world,
             telling,
+            beside=open_jobs(self.model),
         )
-        self.part.opened.enter_context(self.precision.flags())
-        self.part.opened.enter_context(buffers_kept(self.model))
-        if trains:
-            # Evaluation uses no statistics of its batches.
-            self.part.opened.enter_context(part_of_a_job(layers(self.model), level))
-        known = axes()
-        for axis in layout:
-            if known[axis].splits_batch:
-                self.part.place = self.part.place * layout[axis] + self.mesh.coordinate(axis)
-                self.part.shares *= layout[axis]
-                self.part.batch_group = self.mesh.group(axis)
         try:
+            self.part.opened.enter_context(self.precision.flags())
+            self.part.opened.enter_context(buffers_kept(self.model))
+            if trains:
+                # Evaluation uses no statistics of its batches.
+                self.part.opened.enter_context(opened(OpenJob(level, self.model, self.equalise)))
+            known = axes()
+            for axis in layout:
+                if known[axis].splits_batch:
+                    self.part.place = self.part.place * layout[axis] + self.mesh.coordinate(axis)
+                    self.part.shares *= layout[axis]
+                    self.part.batch_group = self.mesh.group(axis)
             for axis in sorted(layout, key=lambda name: known[name].order):
                 known[axis].apply(self.part, self.mesh.group(axis))
             self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
@@ -306,9 +307,10 @@ class Engine:
             drawing.close()
 
     def equalise(self) -> list[str]:
-        """Bring buffers that differ between ranks to one value; return the names of those that did.
+        """See that ranks hold the same weights, bring buffers that differ to one value, and return their names.
 
-        Raises ``RefusedError`` at level bits, which such a buffer breaks, and ``ReplicaError`` where weights differ.
+        A collective. Raises ``ReplicaError`` where weights differ, or shapes or names of weights and buffers, and then
+        ``RefusedError`` at level bits, which a buffer that differs breaks; on all ranks.
         """
         for check in self.part.checks:
             check()
@@ -326,7 +328,10 @@ class Engine:
         return nullcontext() if self._step.average is None else self._step.average.swapped_in()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return copies of parameters and buffers by name, in one-device shapes, on the CPU. A collective."""
+        """Return copies of parameters and buffers by name, in one-device shapes, on the CPU. A collective.
+
+        Raises what ``equalise`` does.
+        """
         self.equalise()
         state = self.model.state_dict()
         return {

@@ -88,8 +88,8 @@ def check_replicas(
     """Raise ``ReplicaError`` where parameters differ between the ranks of ``group``. A collective; all ranks raise.
 
     ``notes``: where devices may round otherwise than each other, parameters that differ by rounding alone become the
-    first rank's, and a line in ``notes`` says so; ``None``: they differ by nothing. Raises ``ValueError`` where ranks
-    hold other parameters or buffers than each other. Waits for the device once.
+    first rank's, and a line in ``notes`` says so; ``None``: they differ by nothing. Raises it as well where ranks hold
+    parameters or buffers of other names, shapes or dtypes than each other. Waits for the device once.
     """
     kinds = {"parameter": model.named_parameters(), "buffer": model.named_buffers()}
     shapes = [
@@ -115,14 +115,20 @@ def _compare_shapes(shapes: list[tuple[str, tuple[int, ...], str]], group: Group
         own, theirs = ({name: rest for name, *rest in held} for held in (shapes, others))
         name = next((n for n in {**own, **theirs} if own.get(n) != theirs.get(n)), None)
         if name is None:
-            raise ValueError(
-                f"ranks {group.rank} and {rank} have the same parameters and buffers in another order: there must be "
-                "one order on all ranks"
+            raise ReplicaError(
+                f"ranks {group.rank} and {rank} have the same parameters and buffers in another order",
+                "there must be one order on all ranks",
+                "register them in the same order everywhere",
             )
-        raise ValueError(
-            f"{name} is {own.get(name)} on rank {group.rank} and {theirs.get(name)} on rank {rank}: there must be one "
-            "of one shape on all ranks"
+        raise ReplicaError(
+            f"{name} is {_said(own.get(name))} on rank {group.rank} and {_said(theirs.get(name))} on rank {rank}",
+            "there must be one of one shape on all ranks",
+            "look for what adds, removes or resizes it on one rank only",
         )
+
+
+def _said(held: list[Any] | None) -> str:
+    return "not there" if held is None else f"of shape {held[0]}, {held[1].removeprefix('torch.')}"
 
 
 @torch.no_grad()
