@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import kway
 
-SAID = "the collate function gave parts of one batch other shapes"
+SAID = "the collate function gave the parts of one batch different shapes"
 
 
 class Lines(Dataset):

@@ -285,3 +285,10 @@ def test_what_is_no_share_is_refused_with_what_to_write():
         pytest.raises(kway.UsageError, match=r"step\(\) of a tuple.*p\.batches\(epoch\)"),
     ):
         p.step((X[:4], Y[:4]))
+
+
+def test_a_loop_saves_into_a_folder_whose_parents_are_not_there_yet(tmp_path):
+    with kway.parallel(job_of()) as p:
+        p.step(next(iter(p.batches(0))))
+        p.checkpoint(tmp_path / "runs" / "first", 0, 1)
+    assert [path.name for path in (tmp_path / "runs" / "first").iterdir()] == ["step-1"]

@@ -4,7 +4,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -329,6 +329,9 @@ class Session:
         if self._writer is None or self._writer.folder != place:
             self._end_saving()
             self._writer = Writer(place, keep)
+            # What keeps the folder from being made is told by the writer, which needs it.
+            with suppress(OSError):
+                place.parent.mkdir(parents=True, exist_ok=True)
         facts, run = {**self._facts, "noted": self._noted}, {"judged_at": self._judged_at}
         self._writer.save(snapshot(self.engine, position, self.plan, facts, self._options, run))
 
