@@ -9,6 +9,7 @@ from tests.step.recorded import Net, opened, share
 from torch import nn
 
 from kway.step.graph import GraphedStep
+from kway.step.observe import Attributes
 
 
 @dataclass
@@ -103,6 +104,52 @@ def test_what_is_changed_between_steps_is_followed(change):
     assert len(recorder.made) == 2
     for name, value in plain.model.state_dict().items():
         torch.testing.assert_close(engine.model.state_dict()[name], value)
+
+
+def moved(tensor):
+    tensor.data = tensor.data.clone()
+
+
+MOVES = {
+    "all": lambda model: model._apply(torch.clone),
+    "one": lambda model: moved(model[0].bias),
+    "there and back": lambda model: (model.to(torch.float64), model.to(torch.float32)),
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_parameters_that_lie_elsewhere_are_recorded_anew(move):
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    engine, graphed, recorder = opened(model(), optimizer=sgd)
+    plain, other, _ = opened(model(), optimizer=sgd)
+    objects = [*engine.model.parameters()]
+    after(graphed, 5, lambda: move(engine.model))
+    other.run = plain._step.run
+    after(other, 5, lambda: None)
+    assert all(a is b for a, b in zip(objects, engine.model.parameters(), strict=True))
+    assert [made.closed for made in recorder.made] == [True, False]
+    assert [made.replays for made in recorder.made] == [2, 2]
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(engine.model.state_dict()[name], value)
+
+
+def test_a_buffer_whose_data_are_elsewhere_is_recorded_anew():
+    engine, graphed, recorder = opened(Scaled(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    after(graphed, 5, lambda: moved(engine.model.mask))
+    assert [made.closed for made in recorder.made] == [True, False]
+
+
+def test_a_model_with_a_sparse_buffer_is_looked_at_all_the_same():
+    model = nn.Linear(2, 2)
+    model.register_buffer("edges", torch.eye(2).to_sparse())
+    look = Attributes(model)
+    assert look.unchanged()
+    moved(model.weight)
+    assert not look.unchanged()
 
 
 def test_a_loss_that_is_changed_between_steps_is_followed():
