@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from kway.comm.buckets import WATCHED_STEPS, Bucket, BucketedTree, cut
+from kway.comm.buckets import WATCHED_STEPS, Bucket, BucketedSum, BucketedTree, cut
 from kway.comm.flat import FlatGradients
 from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
@@ -166,6 +166,67 @@ def test_later_it_is_an_error_there_and_not_a_number_elsewhere(ranks):
     assert [step[0] for step in other] == [False] * WATCHED_STEPS + [True]
     assert "changed after it was sent" in late[-1]
     assert "use_reentrant=False" in late[-1]
+
+
+class FailedError(Exception):
+    """Of a back end."""
+
+
+def after_a_failure(context, limit):
+    """Let the reductions of one step fail from the second on, and of the next once it was sent; return what the step
+    after each gives, which sends nothing ahead, and what it should give.
+    """
+    torch.manual_seed(0)
+    model, rank, size = Chain(), context.world.rank, context.world.size
+    group = Group(rank, size)
+    tree = TreeReducer(group, size, [(place, place + 1) for place in range(size)])
+    flats = [FlatGradients(list(model.parameters()), 1) for _ in range(2)]
+    found = []
+    for bucketed in (BucketedTree(flats[0], tree, limit), BucketedSum(flats[1], group, limit)):
+        bucketed._early, begin = False, bucketed.begin
+        for fails in ("begin", "complete"):
+
+            def failing(bucket, vector, begin=begin, own=bucketed, fails=fails):
+                if fails == "begin" and own._pending:
+                    raise FailedError
+                complete = begin(bucket, vector)
+                return complete if fails == "begin" else _raising(complete)
+
+            bucketed.begin = failing
+            with pytest.raises(FailedError):
+                step(bucketed, model, rank, True)
+            bucketed.begin = begin
+            step(bucketed, model, size + rank, False)
+            after = [vector.clone() for vector in bucketed.flat.vectors]
+            step(bucketed, model, size + rank, True)
+            found += [
+                (torch.equal(a, b), len(bucketed._sent))
+                for a, b in zip(after, bucketed.flat.vectors, strict=True)
+            ]
+    return found
+
+
+def _raising(complete):
+    def completing():
+        complete()
+        raise FailedError
+
+    return completing
+
+
+def step(bucketed, model, shard, ahead):
+    """Reduce one shard's gradients, with ``sending`` or as a rank does that has none to send ahead."""
+    gradients(model, shard)
+    if ahead:
+        with bucketed.sending():
+            pass
+    bucketed.finish(torch.zeros(1), True)
+
+
+def test_a_reduction_that_fails_leaves_nothing_to_the_next_one(ranks):
+    for found in ranks.run(after_a_failure, 64, size=2):
+        assert len(found) == 4
+        assert found == [(True, 0)] * 4
 
 
 def summed(context, kind, limit, empty=-1):

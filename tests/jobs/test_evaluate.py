@@ -2,7 +2,6 @@
 
 import gc
 from collections import namedtuple
-from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -43,19 +42,6 @@ def whole(model):
     model.eval()
     with torch.no_grad():
         return model(X)
-
-
-@pytest.fixture
-def spread(ranks, monkeypatch):
-    """Let evaluate and predict run on the warm pool."""
-    from kway.jobs.place import Place
-
-    own = Place.run
-
-    def run(self, task, *arguments, **options):
-        return own(self, task, *arguments, **{**options, "ranks": ranks})
-
-    monkeypatch.setattr(Place, "run", run)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -287,59 +273,3 @@ def test_a_failure_gives_modes_and_random_state_back_at_once(judge, model, more)
     gc.collect()
     assert torch.equal(torch.get_rng_state(), later)
     assert not any(module.training for module in judged.modules())
-
-
-@dataclass
-class Said:
-    value: torch.Tensor
-    more: dict[str, torch.Tensor]
-    none: None = None
-
-
-class Saying(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x):
-        return Said(x * 2 * self.scale, {"first": x[:, 0]})
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_predictions_in_a_dataclass_come_back_in_one(spread, size):
-    x = torch.arange(14.0).reshape(7, 2)
-    job = kway.Job(model=Saying, loss=None, optimizer=torch.optim.SGD, data=x, batch_size=3)
-    said = kway.predict(job, Saying(), data=x, devices=f"cpu:{size}")
-    assert isinstance(said, Said)
-    assert torch.equal(said.value, x * 2)
-    assert torch.equal(said.more["first"], x[:, 0])
-    assert said.none is None
-
-
-@dataclass
-class Computed:
-    """Computes something of its fields, and changes one of them."""
-
-    logits: torch.Tensor
-    best: torch.Tensor = field(init=False)
-
-    def __post_init__(self):
-        self.logits = 2 * self.logits
-        self.best = self.logits.argmax(1)
-
-
-class Computing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return Computed(self.layer(x))
-
-
-def test_what_a_dataclass_computes_comes_back_as_it_was_computed(spread):
-    for size in (1, 2):
-        job = job_of(model=Computing())
-        found, right = kway.predict(job, devices=f"cpu:{size}"), whole(job.model)
-        torch.testing.assert_close(found.logits, right.logits)
-        assert torch.equal(found.best, right.best)

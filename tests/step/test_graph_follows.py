@@ -1,6 +1,6 @@
 """What recorded steps follow, and what they leave to steps that are taken as they are."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -9,6 +9,7 @@ from tests.step.recorded import Net, opened, share
 from torch import nn
 
 from kway.step.graph import GraphedStep
+from kway.step.observe import Attributes
 
 
 @dataclass
@@ -19,18 +20,34 @@ class Batch:
 
 @dataclass
 class Scaling:
+    """Changes one of its fields, computes another, and keeps something that is none."""
+
     x: torch.Tensor
     target: torch.Tensor
+    mean: torch.Tensor = field(init=False)
 
     def __post_init__(self):
         self.x = self.x / 255
+        self.mean = self.x.mean(0)
+        self.positive = self.x > 0
 
 
-@pytest.mark.parametrize(("kind", "recorded"), [(Batch, True), (Scaling, False)])
-def test_dataclasses_are_filled_in_unless_they_compute_something(kind, recorded):
+class Number:
+    """Of which no two can be compared."""
+
+
+@dataclass
+class Numbered(Batch):
+    def __post_init__(self):
+        self.number = Number()
+
+
+@pytest.mark.parametrize(("kind", "recorded"), [(Batch, True), (Scaling, True), (Numbered, False)])
+def test_dataclasses_are_filled_in_also_with_what_they_compute(kind, recorded):
     class Model(Net):
         def forward(self, batch):
-            return self.inner(batch.x)
+            # What was computed of this batch, and not of the one that was recorded.
+            return self.inner(batch.x - getattr(batch, "mean", 0) + getattr(batch, "positive", 0))
 
     options = {
         "optimizer": partial(torch.optim.SGD, lr=0.1),
@@ -87,6 +104,52 @@ def test_what_is_changed_between_steps_is_followed(change):
     assert len(recorder.made) == 2
     for name, value in plain.model.state_dict().items():
         torch.testing.assert_close(engine.model.state_dict()[name], value)
+
+
+def moved(tensor):
+    tensor.data = tensor.data.clone()
+
+
+MOVES = {
+    "all": lambda model: model._apply(torch.clone),
+    "one": lambda model: moved(model[0].bias),
+    "there and back": lambda model: (model.to(torch.float64), model.to(torch.float32)),
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_parameters_that_lie_elsewhere_are_recorded_anew(move):
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    engine, graphed, recorder = opened(model(), optimizer=sgd)
+    plain, other, _ = opened(model(), optimizer=sgd)
+    objects = [*engine.model.parameters()]
+    after(graphed, 5, lambda: move(engine.model))
+    other.run = plain._step.run
+    after(other, 5, lambda: None)
+    assert all(a is b for a, b in zip(objects, engine.model.parameters(), strict=True))
+    assert [made.closed for made in recorder.made] == [True, False]
+    assert [made.replays for made in recorder.made] == [2, 2]
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(engine.model.state_dict()[name], value)
+
+
+def test_a_buffer_whose_data_are_elsewhere_is_recorded_anew():
+    engine, graphed, recorder = opened(Scaled(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    after(graphed, 5, lambda: moved(engine.model.mask))
+    assert [made.closed for made in recorder.made] == [True, False]
+
+
+def test_a_model_with_a_sparse_buffer_is_looked_at_all_the_same():
+    model = nn.Linear(2, 2)
+    model.register_buffer("edges", torch.eye(2).to_sparse())
+    look = Attributes(model)
+    assert look.unchanged()
+    moved(model.weight)
+    assert not look.unchanged()
 
 
 def test_a_loss_that_is_changed_between_steps_is_followed():

@@ -4,7 +4,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -66,8 +66,11 @@ class Buckets(ABC):
     reentrant checkpoints reach twice. In the first WATCHED_STEPS steps such gradients are reduced again, and from then
     on all are sent after backward. Later, to know in time would cost a wait in every step: the rank where it happens
     raises, and the others have a NaN.
-    ``limit``: bytes of a bucket, ``BUCKET_BYTES`` if ``None``.
+    ``limit``: bytes of a bucket, ``BUCKET_BYTES`` if ``None``. ``in_place``: whether what ``begin`` has begun on a CPU
+    writes into the vectors before it is asked for.
     """
+
+    in_place = False
 
     def __init__(self, flat: FlatGradients, group: Group, limit: int | None = None) -> None:
         self.flat, self.group = flat, group
@@ -84,6 +87,8 @@ class Buckets(ABC):
         self._missing: list[set[int]] = []
         self._sent: dict[int, tuple[Tensor | None, int]] = {}
         self._pending: list[Callable[[], None]] = []
+        # Of a step that failed, what may still write into the vectors.
+        self._abandoned: list[Callable[[], None]] = []
 
     @property
     def several(self) -> bool:
@@ -111,11 +116,7 @@ class Buckets(ABC):
         try:
             yield
         except BaseException:
-            # Nobody may touch the vectors before the stream is done with them. On a CPU to complete would be a
-            # collective, in which the other ranks may never come: what arrives there is dropped.
-            if self._stream is not None:
-                self._complete()
-            self._forget()
+            self._abandon()
             raise
         finally:
             for handle in handles:
@@ -126,8 +127,18 @@ class Buckets(ABC):
 
         ``scalars``, ``counts``: as for ``FlatGradients.collect``; the last of the numbers is 0.
         Return whether every parameter had a gradient that counts. A collective. Raises ``RefusedError`` for a
-        gradient that changed too late for the first time after WATCHED_STEPS steps.
+        gradient that changed too late for the first time after WATCHED_STEPS steps. Whatever it raises, the next
+        reduction begins anew.
         """
+        try:
+            return self._finished(scalars, counts)
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self._forget()
+
+    def _finished(self, scalars: Tensor, counts: bool) -> bool:
         for number in range(len(self._pending), len(self.buckets) - 1):
             self._launch(number, counts)
         late = [place for place in self._sent if not self._unchanged(place)]
@@ -152,11 +163,19 @@ class Buckets(ABC):
                 f"backward reached it twice, as it did not in the first {WATCHED_STEPS} steps",
                 "use checkpoint(..., use_reentrant=False)",
             )
-        self._forget()
         return complete
 
     def _forget(self) -> None:
         self._sent, self._pending = {}, []
+
+    def _abandon(self) -> None:
+        """Drop what a step that failed has begun. Nobody may touch the vectors before that is done with them."""
+        if self._stream is not None:
+            self._complete()
+        elif self.in_place:
+            # The other ranks may never come: only one that goes on waits for them, and then they come.
+            self._abandoned += self._pending
+        self._forget()
 
     def _ready(self, number: int, place: int, _: Tensor) -> None:
         self._missing[number].discard(place)
@@ -165,6 +184,10 @@ class Buckets(ABC):
             self._launch(len(self._pending), True)
 
     def _launch(self, number: int, counts: bool) -> None:
+        while self._abandoned:
+            # What failed there was said then.
+            with suppress(Exception):
+                self._abandoned.pop(0)()
         bucket = self.buckets[number]
         vector = self.flat.vectors[bucket.vector][bucket.start : bucket.stop]
         with self._beside():
@@ -243,6 +266,8 @@ class BucketedTree(Buckets):
 
 class BucketedSum(Buckets):
     """Sums in whatever order the back end sums."""
+
+    in_place = True
 
     def begin(self, bucket: Bucket, vector: Tensor) -> Callable[[], None]:
         """Start to sum one bucket, in place: see ``Buckets.begin``."""

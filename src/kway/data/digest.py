@@ -46,7 +46,9 @@ def _feed(found: Any, value: Any) -> None:
         _feed_items(found, value)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            _feed(found, getattr(value, field.name))
+            # One that the class computes may not be there yet.
+            if hasattr(value, field.name):
+                _feed(found, getattr(value, field.name))
     elif hasattr(value, "__array_interface__"):  # pictures, for example
         _feed_array(found, np.asarray(value))
     found.update(b"|")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ import torch
 def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return ``value`` with every tensor replaced by ``function`` of it; what holds no tensors stays.
 
-    Containers are new ones of the same type: tuples, named tuples, lists, mappings and dataclasses. A dataclass in
-    which nothing changes is copied as it is, without ``__post_init__``: a batch may be walked over twice.
+    Containers are new ones of the same type: tuples, named tuples, lists, mappings and dataclasses. A dataclass is
+    copied with all that it holds, and never made anew: its ``__post_init__`` would compute something a second time.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -24,7 +24,13 @@ def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(mapped(item, function) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return _dataclass(value, function)
+        whole = copy(value)
+        for name, part in attributes_of(value).items():
+            found = mapped(part, function)
+            if found is not part:
+                # As frozen ones take it, too.
+                object.__setattr__(whole, name, found)
+        return whole
     return value
 
 
@@ -42,9 +48,13 @@ def tensors(value: Any, but: tuple[type, ...] = ()) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         yield from (tensor for item in value for tensor in tensors(item, but))
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from (
-            tensor for f in fields(value) if f.init for tensor in tensors(getattr(value, f.name), but)
-        )
+        yield from (tensor for part in attributes_of(value).values() for tensor in tensors(part, but))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return what a dataclass holds, by name: its fields, also those that it computes, and what it has beside them."""
+    names = dict.fromkeys([*(field.name for field in fields(value)), *getattr(value, "__dict__", ())])
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def _rebuilt(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -52,16 +62,3 @@ def _rebuilt(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         return type(value)(items)  # type: ignore[call-arg]
     except TypeError:
         return items
-
-
-def _dataclass(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    moved = False
-
-    def noting(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal moved
-        found = function(tensor)
-        moved = moved or found is not tensor
-        return found
-
-    items = {f.name: mapped(getattr(value, f.name), noting) for f in fields(value) if f.init}
-    return replace(value, **items) if moved else copy(value)

@@ -20,6 +20,7 @@ from kway.jobs.predictions import Piece, alike, merged
 from kway.step.build import build, check_names, load_weights
 from kway.step.modes import modes_of, set_modes
 from kway.step.precision import cast, precision_of
+from kway.step.put_back import put_back
 from kway.strategies.engine import Engine
 
 Weights = str | Path | Mapping[str, torch.Tensor] | nn.Module | None
@@ -39,8 +40,9 @@ def evaluate(
     ``weights``: a safetensors file, a state dict or a module; ``None``: the job's model as it is. Each sample
     counts once on any number of devices, also the last ones of a ``DataLoader`` with ``drop_last``. ``batch_size``: the
     samples of a batch over all devices (default: a ``DataLoader``'s own, else the job's). Prints what there
-    is to know about data and devices on standard error. Raises ``UsageError`` before anything starts, and
-    ``ReplicaError`` where the model is that of an open job of which ranks hold other weights than each other.
+    is to know about data and devices on standard error. A module lies afterwards where it did, in its own dtypes.
+    Raises ``UsageError`` before anything starts, and ``ReplicaError`` where the model is that of an open job of which
+    ranks hold other weights than each other.
     """
     results = _on_ranks(evaluate_rank, job, weights, judged(job, data, batch_size), devices, strategy)
     values: dict[str, float] = results[0]
@@ -72,10 +74,11 @@ def _on_ranks(task: Any, job: Job, weights: Weights, parts: Parts, devices: Any,
     if where.is_main:
         for text in (*where.notices, *parts.notices):
             print(f"kway: {text}", file=sys.stderr)
-    model = _loaded(job, weights)
-    # The weights are judged as they are given: an average of them would be a second copy for nothing.
-    bare = replace(job, model=model, init=None, micro_batch=None, ema=None)
-    return where.run(task, bare, parts, where.plan.layout)
+    with ExitStack() as lent:
+        model = _loaded(job, weights, lent)
+        # The weights are judged as they are given: an average of them would be a second copy for nothing.
+        bare = replace(job, model=model, init=None, micro_batch=None, ema=None)
+        return where.run(task, bare, parts, where.plan.layout)
 
 
 def judged(job: Job, data: Any = None, batch_size: int | None = None) -> Parts:
@@ -99,12 +102,17 @@ def _batch(job: Job, data: Any) -> int | None:
     return None if isinstance(data, torch.utils.data.DataLoader) else job.batch_size
 
 
-def _loaded(job: Job, weights: Weights) -> nn.Module:
+def _loaded(job: Job, weights: Weights, lent: ExitStack) -> nn.Module:
+    """Return what is judged. A module of the user's lies where it did when ``lent`` is closed: a job may be open."""
     if isinstance(weights, nn.Module):
+        lent.enter_context(put_back(weights))
         return weights
     if isinstance(weights, str | Path):
         check_path("weights", weights)
-    model = cast(build(job), precision_of(job.precision).floating)
+    model = build(job)
+    if model is job.model:
+        lent.enter_context(put_back(model))
+    cast(model, precision_of(job.precision).floating)
     if isinstance(weights, str | Path):
         load_weights(model, Path(weights))
     elif isinstance(weights, Mapping):

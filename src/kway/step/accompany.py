@@ -5,13 +5,14 @@ constant, or does not reach the output of such a layer, has nothing to different
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from kway.data.structure import attributes_of
 from kway.errors import RefusedError
 from kway.step.checkpointing import recomputing
 
@@ -126,5 +127,5 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         for entry in value:
             yield from tensors_in(entry)
     elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name))
+        for part in attributes_of(value).values():
+            yield from tensors_in(part)

@@ -1,13 +1,13 @@
 """Inputs at fixed places: what a recorded step reads, filled anew with every share."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
 
 from kway.data.share import Share
-from kway.data.structure import mapped
+from kway.data.structure import attributes_of, mapped
 
 Tensor = torch.Tensor
 # Entries up to which tensors are copied together: that saves launches, but spreads each one over few multiprocessors.
@@ -71,11 +71,7 @@ def _form(value: Any) -> Hashable:
     if isinstance(value, tuple | list):
         return (type(value), tuple(_form(item) for item in value))
     if is_dataclass(value) and not isinstance(value, type):
-        if hasattr(value, "__post_init__") or not all(field.init for field in fields(value)):
-            raise UnsuitedError(
-                f"a batch holds a {type(value).__name__}, which computes something of its own"
-            )
-        return (type(value), tuple(_form(getattr(value, field.name)) for field in fields(value)))
+        return (type(value), tuple((name, _form(part)) for name, part in attributes_of(value).items()))
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return (type(value), value)
     raise UnsuitedError(f"a batch holds a {type(value).__name__}, of which no two can be compared")

@@ -98,20 +98,26 @@ class HostState:
 
 
 class Attributes:
-    """Which objects the modules of a model hold as attributes and buffers: a cheap look for every step.
+    """Which objects the modules of a model hold as attributes and buffers, and where parameters and buffers lie: a
+    cheap look for every step.
 
-    Whoever changes one between two steps means the next step to follow.
+    Whoever changes one between two steps means the next step to follow. ``Module.to`` leaves a parameter the same
+    object in other memory, so that one that went away and came back is seen by its address alone.
     """
 
     def __init__(self, model: nn.Module) -> None:
         held = [vars(module) for module in model.modules()]
         # Held, so that no other object can take the place of one.
         self._known = [(own, [*own.values()]) for own in [*held, *(module["_buffers"] for module in held)]]
+        named = [*model.named_parameters(), *model.named_buffers()]
+        self._placed = [tensor for _, tensor in named if _has_address(tensor)]
+        self._addresses = [*map(Tensor.data_ptr, self._placed)]
 
     def unchanged(self) -> bool:
-        """Whether all of them are the same objects."""
-        return all(
-            len(own) == len(known) and all(map(is_, own.values(), known)) for own, known in self._known
+        """Whether all of them are the same objects, in the same memory."""
+        return (
+            all(len(own) == len(known) and all(map(is_, own.values(), known)) for own, known in self._known)
+            and [*map(Tensor.data_ptr, self._placed)] == self._addresses
         )
 
 
@@ -267,6 +273,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from _tensors(item)
+
+
+def _has_address(tensor: Tensor) -> bool:
+    try:
+        return tensor.data_ptr() != 0
+    except (RuntimeError, NotImplementedError):
+        # Sparse ones have none, as little as those that stand for several.
+        return False
 
 
 def _storage(tensor: Tensor) -> int:

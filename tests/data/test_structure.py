@@ -1,0 +1,68 @@
+"""Walks over what a batch may be: dataclasses keep what they computed, whatever happens to their tensors."""
+
+from dataclasses import InitVar, dataclass, field
+
+import pytest
+import torch
+
+from kway.data.digest import digest_of
+from kway.data.structure import mapped, tensors
+
+
+@dataclass
+class Computed:
+    """Changes one field, computes another, and keeps something that is none."""
+
+    x: torch.Tensor
+    twice: list[torch.Tensor] = field(init=False)
+    never: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        self.x = self.x / 2
+        self.twice = [2 * self.x]
+        self.positive = self.x > 0
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
+    scale: InitVar[float]
+    half: torch.Tensor = field(init=False)
+
+    def __post_init__(self, scale):
+        object.__setattr__(self, "x", self.x * scale)
+        object.__setattr__(self, "half", self.x / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    x: torch.Tensor
+    half: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "half", self.x / 2)
+
+
+@pytest.mark.parametrize(
+    "made", [Computed(torch.ones(3)), Frozen(torch.ones(3), 4.0), Slotted(torch.ones(3))]
+)
+def test_a_dataclass_whose_tensors_are_copied_computes_nothing_again(made):
+    before = [tensor.clone() for tensor in tensors(made)]
+    found = mapped(made, torch.Tensor.clone)
+    assert type(found) is type(made)
+    assert len(before) == (3 if isinstance(made, Computed) else 2)
+    for own, copied, value in zip(tensors(made), tensors(found), before, strict=True):
+        assert copied is not own
+        assert torch.equal(copied, value)
+        assert torch.equal(own, value)
+
+
+def test_what_a_dataclass_computes_moves_with_the_rest():
+    found = mapped(Computed(torch.ones(3)), lambda tensor: tensor.to("meta"))
+    assert {tensor.device.type for tensor in (found.x, *found.twice, found.positive)} == {"meta"}
+    assert not hasattr(found, "never")
+
+
+def test_a_field_that_is_not_there_yet_is_no_part_of_a_digest():
+    assert digest_of(Computed(torch.ones(3))) == digest_of(Computed(torch.ones(3)))
+    assert digest_of(Computed(torch.ones(3))) != digest_of(Computed(torch.zeros(3)))
