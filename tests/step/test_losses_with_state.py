@@ -1,10 +1,12 @@
 """Losses that hold tensors: changed by a loop they are followed, changed by themselves they are refused."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from kway.errors import RefusedError
+import kway
 from kway.step.losses import rule_for
 
 CPU = torch.device("cpu")
@@ -22,10 +24,33 @@ class Ramped(nn.Module):
         return (output - target) ** 2 * self.calls
 
 
-def test_a_loss_that_changes_its_own_buffer_is_refused():
-    rule = rule_for(Ramped(), CPU)
-    with pytest.raises(RefusedError, match=r"Ramped changes its buffer 'calls'.*part of the model"):
-        rule(torch.ones(2, 1), torch.zeros(2, 1), 2)
+@pytest.mark.parametrize(
+    ("devices", "options", "refused"),
+    [
+        ("cpu:1", {}, False),
+        ("cpu:1", {"exactness": "bits", "shards": 1}, False),
+        ("cpu:2", {}, True),
+        ("cpu:1", {"exactness": "bits", "shards": 2}, True),
+        ("cpu:1", {"micro_batch": 2}, True),
+    ],
+)
+def test_a_loss_that_changes_its_own_buffer_is_refused_where_a_batch_is_cut(ranks, devices, options, refused):
+    more = {"micro_batch": options.pop("micro_batch", None)} if "micro_batch" in options else {}
+    job = kway.Job(
+        model=lambda: nn.Linear(3, 1), loss=Ramped(), optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(torch.rand(8, 3), torch.rand(8, 1)), batch_size=4, **more,
+    )  # fmt: skip
+
+    def train():
+        return kway.train(
+            job, devices=devices, epochs=1, echo=False, ranks=ranks if devices == "cpu:2" else None, **options
+        ).record
+
+    if refused:
+        with pytest.raises(kway.KwayError, match=r"the loss changes its buffer 'calls'.*part of the model"):
+            train()
+    else:
+        assert any("changes its buffer 'calls'" in line for line in train().notices)
 
 
 def test_a_loss_whose_buffer_the_loop_changes_is_followed():

@@ -224,6 +224,7 @@ class StepCore(ABC):
             args, kwargs, target = self.split(move(batch, self.device, self.precision.floating))
             output = self.model(*args, **kwargs)
             total, weight = self.rule(output, target, samples)
+        self.rule.check_moved(self.whole_batch.is_cut)
         return output, target, total, weight
 
     def clear_gradients(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.errors import RefusedError, UsageError
+from kway.errors import UsageError
 
 _VALUES = (bool, int, float, complex, str, type(None))
 _TABLES = ("", "_parameters", "_buffers")
@@ -79,16 +79,16 @@ class Followed:
         self._kept = _buffers(self.module)
         return True
 
-    def check_kept(self) -> None:
-        """Raise ``RefusedError`` where the copy has changed a buffer of its own since the user's was last looked at."""
-        for table, name, held, version in self._kept:
-            if table.get(name) is not held or _version(held) != version:
-                raise RefusedError(
-                    f"the loss {type(self._source).__name__} changes its buffer {name!r} when it is computed",
-                    "it is computed for each part of a batch, on each device, and what it keeps is in no checkpoint",
-                    "make the loss a part of the model, which then returns (sum, weight), and pass loss=None; or "
-                    "change the buffer between steps",
-                )
+    def moved(self) -> str | None:
+        """Name a buffer that the copy has changed by itself since the user's own was last taken over, if any."""
+        return next(
+            (
+                name
+                for table, name, held, version in self._kept
+                if table.get(name) is not held or _version(held) != version
+            ),
+            None,
+        )
 
     def _take_over(self, own: dict[str, Any], held: dict[str, Any], name: str) -> None:
         if name not in own:

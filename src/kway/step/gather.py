@@ -32,6 +32,11 @@ class WholeBatch:
     def __init__(self, group: Group, presence: Presence, shards: int = 1) -> None:
         self.group, self.presence, self.shards = group, presence, shards
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether what is computed now may be only a part of it."""
+        return self.group.size > 1 or self.shards > 1 or self.presence.pieces > 1
+
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make this the batch of what runs inside."""

@@ -72,13 +72,31 @@ class LossRule:
         averaged: bool,
         doubts: list[str] | None = None,
         changed: Callable[[], bool] = lambda: False,
+        moved: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._compute, self.averaged, self.changed = compute, averaged, changed
+        self._compute, self.averaged, self.changed, self._moved = compute, averaged, changed, moved
         self.doubts: list[str] = [] if doubts is None else doubts
 
     def __call__(self, output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
         """Compute total and weight of one share of ``samples`` samples."""
         return self._compute(output, target, samples)
+
+    def check_moved(self, cut: bool) -> None:
+        """Raise ``RefusedError`` where the loss has changed a buffer of its own, of a batch that is ``cut``.
+
+        Of a whole one it is a doubt.
+        """
+        name = self._moved()
+        if name is None:
+            return
+        text = f"the loss changes its buffer {name!r} when it is computed"
+        do = "make the loss a part of the model, which then returns (sum, weight), and pass loss=None"
+        if cut:
+            why = "it is computed for each part of a batch, on each device, and each would move a copy of its own"
+            raise RefusedError(text, why, f"{do}; or change the buffer between steps")
+        line = f"{text}, which is in no checkpoint, and refused where a batch is cut: {do}"
+        if line not in self.doubts:
+            self.doubts.append(line)
 
 
 def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = None) -> LossRule:
@@ -86,7 +104,7 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
 
     Raises ``UsageError`` as ``check_loss`` does. The rule raises it, too, for an output and a target of other
     shapes where they must be equal, and for what a loss of the user's own returns that is no loss or cannot add up; and
-    ``RefusedError`` for a weight with an entry for each sample, and for a loss that changes its buffers.
+    ``RefusedError`` for a weight with an entry for each sample.
     """
     check_loss(loss)
     doubts: list[str] = []
@@ -97,25 +115,24 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         fixed = ("reduction",) if _is_torch_s(loss) else ()
         own = Followed(loss, device, floating, fixed=fixed) if isinstance(loss, nn.Module) else None
         changed = (lambda: False) if own is None else own.changed
+        moved = (lambda: None) if own is None else own.moved
 
         def call(output: Any, target: Any) -> Any:
-            if own is None:
-                return loss(output, target)
-            found = own.module(output, target)
-            own.check_kept()
-            return found
+            return (loss if own is None else own.module)(output, target)
 
         if _is_torch_s_sum(loss):
             return LossRule(
                 lambda output, target, samples: _total(call(output, target), float(samples)),
                 False,
                 changed=changed,
+                moved=moved,
             )
         return LossRule(
             lambda output, target, samples: _own(call(output, target), samples, "the loss", doubts),
             True,
             doubts,
             changed,
+            moved,
         )
     placed = Followed(builtin, device, floating, _by_element, fixed=("reduction",))
     reduction = str(builtin.reduction)
