@@ -66,3 +66,22 @@ def test_what_a_dataclass_computes_moves_with_the_rest():
 def test_a_field_that_is_not_there_yet_is_no_part_of_a_digest():
     assert digest_of(Computed(torch.ones(3))) == digest_of(Computed(torch.ones(3)))
     assert digest_of(Computed(torch.ones(3))) != digest_of(Computed(torch.zeros(3)))
+
+
+@dataclass
+class Node:
+    x: torch.Tensor
+    inner: list = field(default_factory=list)
+    above: object = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        for node in self.inner:
+            node.above = self
+
+
+def test_dataclasses_may_refer_to_each_other():
+    tree = Node(torch.ones(2), [Node(torch.zeros(2))])
+    made = mapped(tree, lambda tensor: tensor + 1)
+    assert made is not tree
+    assert made.inner[0].above is made
+    assert [tensor.tolist() for tensor in tensors(made)] == [[2, 2], [1, 1]]

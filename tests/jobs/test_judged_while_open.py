@@ -1,5 +1,6 @@
 """``kway.evaluate`` and ``kway.predict`` of the model that a loop trains, between two steps and on several ranks."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -131,3 +132,23 @@ def with_a_head(context):
 
 def test_what_no_job_holds_becomes_the_first_rank_s(ranks):
     assert ranks.run(with_a_head) == [True, True]
+
+
+def drifted_statistics(context):
+    """Move running statistics on one rank only; judge the job's model, and a copy of it on one rank."""
+    torch.manual_seed(1)
+    job = job_of(normed().double())
+    with kway.parallel(job, strategy="data") as p:
+        for batch in p.batches(0):
+            p.step(batch)
+        with torch.no_grad():
+            p.model[1].running_mean.add_(context.world.rank)
+        kway.evaluate(job)
+        model = p.model if context.world.rank == 0 else copy.deepcopy(p.model)
+        return p.model[1].running_mean.clone(), kway.evaluate(job_of(model))
+
+
+def test_statistics_that_one_rank_moved_are_the_first_rank_s_and_a_copy_is_judged_with_it(ranks):
+    (mean, figures), (other, others) = ranks.run(drifted_statistics, limit=60)
+    assert torch.equal(mean, other)
+    assert figures == others

@@ -292,3 +292,16 @@ def test_a_loop_saves_into_a_folder_whose_parents_are_not_there_yet(tmp_path):
         p.step(next(iter(p.batches(0))))
         p.checkpoint(tmp_path / "runs" / "first", 0, 1)
     assert [path.name for path in (tmp_path / "runs" / "first").iterdir()] == ["step-1"]
+
+
+def test_saving_goes_on_where_it_was_after_a_save_that_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with kway.parallel(job_of()) as p:
+        first, second, *_ = p.batches(0)
+        p.step(first)
+        p.checkpoint(tmp_path / "run", 0, 1)
+        with pytest.raises(kway.KwayError):
+            p.checkpoint(tmp_path / "file", 0, 1)
+        p.step(second)
+        p.checkpoint(tmp_path / "run", 0, 2)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-1", "step-2"]

@@ -312,3 +312,35 @@ def test_layers_in_compiled_code_are_refused_where_a_batch_is_cut(ranks, devices
         return
     with pytest.raises(kway.RefusedError, match=r"'1' \(BatchNorm1d, scripted\)"):
         kway.train(job, devices=devices, exactness=level, epochs=1, echo=False)
+
+
+class Backbone(nn.Module):
+    """A scripted part with frozen statistics below a head that is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = scripted(), nn.Linear(2, 2)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.body.eval()
+        return self
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_layers_in_compiled_code_that_use_no_batch_statistics_are_welcome(ranks):
+    job = kway.Job(
+        model=Backbone, loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(torch.rand(8, 3), torch.arange(8) % 2), batch_size=8,
+    )  # fmt: skip
+    kway.train(job, devices="cpu:2", epochs=1, echo=False)
+    model = scripted()
+    judged = kway.Job(model=model, loss=job.loss, optimizer=job.optimizer, data=job.data, batch_size=8)
+    alone = kway.evaluate(judged, devices="cpu:1", strategy="single")
+    assert kway.evaluate(judged, devices="cpu:1", strategy="single") == alone
+    wide = kway.Job(**{**vars(judged), "precision": "fp64"})
+    kway.evaluate(wide, devices="cpu:1", strategy="single")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

@@ -93,3 +93,23 @@ def test_several_devices_keep_bits_with_a_compiled_model(ranks):
     assert proof.verdict == "pass", str(proof)
     assert [(row["equal"], row["step_kind"]) for row in proof.candidates] == [("bits", "compiled")] * 2
     assert proof.certificate["holds_within"]["step_kind"] == "compiled"
+
+
+def wrapped(own):
+    def forward(x):
+        return own(x)
+
+    return forward
+
+
+@pytest.mark.parametrize("make", [wrapped, partial])
+def test_a_layer_with_a_forward_of_the_user_s_trains(make):
+    def net():
+        made = Net()
+        made.layers[1].forward = make(made.layers[1].forward)
+        return made
+
+    job_ = job(net)
+    given = {"devices": "cpu:1", "exactness": "loose", "epochs": 1}
+    eager, compiled = (kway.train(job_, step_kind=kind, **given) for kind in ("eager", "compiled"))
+    assert compiled.epochs[-1]["train_loss"] == pytest.approx(eager.epochs[-1]["train_loss"], abs=1e-12)

@@ -71,3 +71,41 @@ class Scaled(nn.Module):
 
     def forward(self, output, target):
         return (output - target) * self.scale
+
+
+class Cached(nn.Module):
+    """Keeps what it makes once, and a buffer in the dtype of the output: no state that anything depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.ones(1))
+        self.register_buffer("mask", None)
+
+    def forward(self, output, target):
+        if self.mask is None:
+            self.mask = torch.ones(1)
+        self.weight = self.weight.to(torch.bfloat16)
+        return (output - target) ** 2 * self.weight * self.mask
+
+
+class Lazy(Cached):
+    """Makes its state when it is first computed, and moves it from then on."""
+
+    def forward(self, output, target):
+        found = super().forward(output, target)
+        self.mask = self.mask + 1
+        return found
+
+
+@pytest.mark.parametrize(("loss", "name"), [(Cached, None), (Lazy, "mask")])
+def test_only_values_that_change_are_state(loss, name):
+    rule = rule_for(loss(), CPU)
+    found = []
+    for _ in range(3):
+        rule(torch.ones(2, 1), torch.zeros(2, 1), 2)
+        try:
+            rule.check_moved(cut=True)
+        except kway.RefusedError as error:
+            found.append(str(error))
+    assert bool(found) == (name is not None)
+    assert all("'mask'" in text for text in found)

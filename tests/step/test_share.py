@@ -163,23 +163,32 @@ def test_a_buffer_that_follows_a_micro_batch_is_refused_by_name():
 class Attacked(nn.Linear):
     """Computes an attack on its input with a backward pass of its own, and cleans up after it."""
 
+    to_none = True
+
     def forward(self, x):
         x = x.detach().requires_grad_(True)
         super().forward(x).square().sum().backward()
         grad = x.grad
-        self.zero_grad()
+        self.zero_grad(set_to_none=self.to_none)
         return super().forward((x + 0.1 * grad.sign()).detach()).squeeze(-1)
 
 
+class Zeroed(Attacked):
+    to_none = False
+
+
+@pytest.mark.parametrize("model", [Attacked, Zeroed])
 @pytest.mark.parametrize("micro_batch", [None, 2])
-def test_a_forward_that_clears_gradients_is_refused_where_they_add_up(micro_batch):
+def test_a_forward_that_clears_gradients_is_refused_where_they_add_up(model, micro_batch):
     job = kway.Job(
-        model=partial(Attacked, 3, 1, dtype=torch.float64), loss=nn.MSELoss(),
+        model=partial(model, 3, 1, dtype=torch.float64), loss=nn.MSELoss(),
         optimizer=partial(torch.optim.SGD, lr=0.1), data=(X, Y), batch_size=5, precision="fp64",
         micro_batch=micro_batch,
     )  # fmt: skip
     if micro_batch is None:
         kway.train(job, devices="cpu:1", epochs=1, echo=False)
         return
-    with pytest.raises(kway.RefusedError, match="a forward pass that clears the model's gradients"):
+    with pytest.raises(
+        kway.RefusedError, match="a forward pass that clears or changes the model's gradients"
+    ):
         kway.train(job, devices="cpu:1", epochs=1, echo=False)

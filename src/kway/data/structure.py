@@ -8,25 +8,31 @@ from typing import Any
 import torch
 
 
-def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def mapped(
+    value: Any, function: Callable[[torch.Tensor], torch.Tensor], copies: dict[int, Any] | None = None
+) -> Any:
     """Return ``value`` with every tensor replaced by ``function`` of it; what holds no tensors stays.
 
     Containers are new ones of the same type: tuples, named tuples, lists, mappings and dataclasses. A dataclass is
     copied with all that it holds, and never made anew: its ``__post_init__`` would compute something a second time.
+    Each is copied once, by ``id`` in ``copies``: they may refer to each other.
     """
+    copies = {} if copies is None else copies
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        items = {key: mapped(item, function) for key, item in value.items()}
+        items = {key: mapped(item, function, copies) for key, item in value.items()}
         return items if type(value) is dict else _rebuilt(value, items)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(item, function) for item in value))
+        return type(value)(*(mapped(item, function, copies) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(mapped(item, function) for item in value)
+        return type(value)(mapped(item, function, copies) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        whole = copy(value)
+        if id(value) in copies:
+            return copies[id(value)]
+        whole = copies[id(value)] = copy(value)
         for name, part in attributes_of(value).items():
-            found = mapped(part, function)
+            found = mapped(part, function, copies)
             if found is not part:
                 # As frozen ones take it, too.
                 object.__setattr__(whole, name, found)
@@ -34,21 +40,23 @@ def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-def tensors(value: Any, but: tuple[type, ...] = ()) -> Iterator[torch.Tensor]:
+def tensors(value: Any, but: tuple[type, ...] = (), seen: set[int] | None = None) -> Iterator[torch.Tensor]:
     """Yield every tensor in ``value``, in the order of ``mapped``; unlike that, it makes no container anew.
 
-    ``but``: types that are not looked into.
+    ``but``: types that are not looked into. ``seen``: dataclasses that were, by ``id``.
     """
+    seen = set() if seen is None else seen
     if isinstance(value, but):
         return
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from (tensor for item in value.values() for tensor in tensors(item, but))
+        yield from (tensor for item in value.values() for tensor in tensors(item, but, seen))
     elif isinstance(value, list | tuple):
-        yield from (tensor for item in value for tensor in tensors(item, but))
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from (tensor for part in attributes_of(value).values() for tensor in tensors(part, but))
+        yield from (tensor for item in value for tensor in tensors(item, but, seen))
+    elif is_dataclass(value) and not isinstance(value, type) and id(value) not in seen:
+        seen.add(id(value))
+        yield from (tensor for part in attributes_of(value).values() for tensor in tensors(part, but, seen))
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

@@ -327,8 +327,10 @@ class Session:
 
     def _begin_saving(self, place: Path, keep: int | None, position: Position) -> None:
         if self._writer is None or self._writer.folder != place:
+            # Made first: where that is refused, the one before goes on.
+            writer = Writer(place, keep)
             self._end_saving()
-            self._writer = Writer(place, keep)
+            self._writer = writer
             # What keeps the folder from being made is told by the writer, which needs it.
             with suppress(OSError):
                 place.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 def check_outside(environ: Mapping[str, str] | None = None) -> None:
-    """Raise ``UsageError`` inside one of several ranks, where nobody wants more of them started."""
+    """Raise ``UsageError`` inside one of several ranks of torchrun or kway, where nobody wants more of them started."""
     environ = os.environ if environ is None else environ
     size = _integer(environ, "WORLD_SIZE", 1)
     if size is not None and size > 1:

@@ -116,16 +116,18 @@ def refuse_second_derivative(what: str) -> None:
         )
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of nested dicts, sequences and dataclasses."""
+def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors of nested dicts, sequences and dataclasses. ``seen``: dataclasses that were, by ``id``."""
+    seen = set() if seen is None else seen
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for entry in value.values():
-            yield from tensors_in(entry)
+            yield from tensors_in(entry, seen)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for entry in value:
-            yield from tensors_in(entry)
-    elif is_dataclass(value) and not isinstance(value, type):
+            yield from tensors_in(entry, seen)
+    elif is_dataclass(value) and not isinstance(value, type) and id(value) not in seen:
+        seen.add(id(value))
         for part in attributes_of(value).values():
-            yield from tensors_in(part)
+            yield from tensors_in(part, seen)

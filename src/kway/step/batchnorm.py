@@ -25,7 +25,7 @@ def check_scripted(model: nn.Module) -> None:
     """Raise ``RefusedError`` for a batch normalisation layer in TorchScript, which is no layer of torch's."""
     for name, module in model.named_modules():
         kind = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
-        if kind == "SyncBatchNorm" or kind.startswith(("BatchNorm", "LazyBatchNorm")):
+        if module.training and (kind == "SyncBatchNorm" or kind.startswith("BatchNorm")):
             raise RefusedError(
                 f"layer {name!r} ({kind}, scripted) computes batch statistics in compiled code",
                 "kway must know how to compute them over the whole batch",

@@ -96,9 +96,11 @@ def _leave_out(owner: Any, name: str, undo: ExitStack) -> None:
     """Put the uncompiled form of a method on the instance until the end of ``undo``."""
     held = vars(owner)
     own = held.get(name)
-    method: MethodType = getattr(owner, name)
+    method: Any = getattr(owner, name)
     # A method too: whose it is says that it is kway's own (see ``stand_in_of``), and a copy of the layer gets its own.
-    held[name] = MethodType(torch.compiler.disable(method.__func__), method.__self__)  # type: ignore[no-untyped-call]
+    disable: Any = torch.compiler.disable
+    bound = isinstance(method, MethodType)
+    held[name] = MethodType(disable(method.__func__), method.__self__) if bound else disable(method)
 
     def restore() -> None:
         if own is None:

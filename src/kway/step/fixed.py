@@ -61,17 +61,22 @@ class FixedInputs:
                 torch._foreach_copy_(places, sources)
 
 
-def _form(value: Any) -> Hashable:
+def _form(value: Any, seen: dict[int, int] | None = None) -> Hashable:
+    """``seen``: dataclasses that were, by ``id``, and as which they were: they may refer to each other."""
+    seen = {} if seen is None else seen
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.requires_grad:
             raise UnsuitedError("a batch holds sparse tensors, or some that require gradients")
         return (tuple(value.shape), value.dtype, value.stride() if value.numel() else ())
     if isinstance(value, Mapping):
-        return (type(value), tuple((key, _form(item)) for key, item in value.items()))
+        return (type(value), tuple((key, _form(item, seen)) for key, item in value.items()))
     if isinstance(value, tuple | list):
-        return (type(value), tuple(_form(item) for item in value))
+        return (type(value), tuple(_form(item, seen) for item in value))
     if is_dataclass(value) and not isinstance(value, type):
-        return (type(value), tuple((name, _form(part)) for name, part in attributes_of(value).items()))
+        if id(value) in seen:
+            return ("again", seen[id(value)])
+        seen[id(value)] = len(seen)
+        return (type(value), tuple((name, _form(part, seen)) for name, part in attributes_of(value).items()))
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return (type(value), value)
     raise UnsuitedError(f"a batch holds a {type(value).__name__}, of which no two can be compared")

@@ -80,15 +80,26 @@ class Followed:
         return True
 
     def moved(self) -> str | None:
-        """Name a buffer that the copy has changed by itself since the user's own was last taken over, if any."""
-        return next(
-            (
-                name
-                for table, name, held, version in self._kept
-                if table.get(name) is not held or _version(held) != version
-            ),
-            None,
-        )
+        """Name a buffer that the copy has changed by itself since the user's own was last taken over, if any.
+
+        Another dtype or device alone is no change: ``self.weight = self.weight.to(output)``.
+        """
+        other = [
+            (table, name, held)
+            for table, name, held, version in self._kept
+            if not _is(table, name, held, version)
+        ]
+        for table, name, held in other:
+            now = table.get(name)
+            # Made when it is first computed: what follows shows whether it stays.
+            made = held is None and now is not None
+            if not made and (
+                now is None or held is None or now is held or not torch.equal(now, held.to(now))
+            ):
+                return name
+        if other:
+            self._kept = _buffers(self.module)
+        return None
 
     def _take_over(self, own: dict[str, Any], held: dict[str, Any], name: str) -> None:
         if name not in own:
@@ -182,15 +193,18 @@ class _Look:
         return hash((self._said, id(self._value)))
 
 
-def _buffers(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor, int]]:
+def _buffers(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor | None, int]]:
     """List the buffers of a module and those inside: where each is held, and its version."""
     tables = [inner._buffers for inner in module.modules()]
     return [
-        (table, name, held, _version(held))
+        (table, name, held, 0 if held is None else _version(held))
         for table in tables
         for name, held in table.items()
-        if held is not None
     ]
+
+
+def _is(table: dict[str, Any], name: str, held: torch.Tensor | None, version: int) -> bool:
+    return table.get(name) is held and (held is None or _version(held) == version)
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 Tensor = torch.Tensor
 Place = tuple[torch.device, torch.dtype]
@@ -44,8 +45,9 @@ class _Held:
         self.grad = None if grad is None else (grad, grad.data)
 
     def put_back(self, moved: dict[torch.device, torch.device]) -> None:
-        now: Tensor | None = self.own.get(self.name)
-        if now is None or _place(now) == _place(self.data):
+        # Not get(), which the tables of a scripted module lack.
+        now: Tensor | None = self.own[self.name] if self.name in self.own else None  # noqa: SIM401
+        if now is None or is_lazy(now) or _place(now) == _place(self.data):
             return
         if now.device != self.data.device:
             moved[now.device] = self.data.device

@@ -145,9 +145,14 @@ class ShareStep(StepCore):
         micro = [piece for piece in share.micro if piece[1] or not share.count]
         for number, (batch, samples) in enumerate(micro):
             before = said() if counts else 0
-            held = [parameter.grad for parameter in self.parameters] if number else []
+            held = self._added_up() if number else []
             output, target, total, weight = self.forward(batch, samples)
-            self._check_added_up(held)
+            if held != (self._added_up() if number else []):
+                raise RefusedError(
+                    "a forward pass that clears or changes the model's gradients, with micro-batches",
+                    "those of the micro-batches before add up there",
+                    "use torch.autograd.grad in the forward pass, or leave micro_batch out",
+                )
             if self._whole(share):
                 # Of a weight of 0 there is no mean, and no gradient either: not NaN, as 0 times infinity would be.
                 objective = total / weight.masked_fill(weight == 0, 1.0) if self.rule.averaged else total
@@ -179,15 +184,10 @@ class ShareStep(StepCore):
         assert slots is not None
         return slots
 
-    def _check_added_up(self, held: list[Tensor | None]) -> None:
-        """Raise ``RefusedError`` where a forward pass threw away the gradients of the micro-batches before."""
-        for parameter, grad in zip(self.parameters, held, strict=False):
-            if grad is not None and parameter.grad is None:
-                raise RefusedError(
-                    "a forward pass that clears the model's gradients, with micro-batches",
-                    "those of the micro-batches before add up there",
-                    "use torch.autograd.grad in the forward pass, or leave micro_batch out",
-                )
+    def _added_up(self) -> list[tuple[int, int] | None]:
+        """Say which gradients there are, and whether they are written to."""
+        grads = [parameter.grad for parameter in self.parameters]
+        return [None if grad is None else (id(grad), grad._version) for grad in grads]
 
     def _rescale(self, divisor: Tensor) -> None:
         if self._reducer is not None:

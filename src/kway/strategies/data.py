@@ -16,7 +16,7 @@ from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
 from kway.step.open_jobs import OpenJob
 from kway.strategies.base import Axis, Part
-from kway.strategies.replicas import check_replicas, rounds_as
+from kway.strategies.replicas import check_replicas, compare_shapes, rounds_as
 
 
 class Data(Axis):
@@ -53,8 +53,8 @@ class Data(Axis):
         """Start all ranks from the same values, share batch statistics, and sum gradients."""
         if group.size == 1:
             return
-        held = bring_together(part.beside)
-        synchronise(part.model, group, held)
+        compare_shapes(part.model, group)
+        synchronise(part.model, group, bring_together(part.beside, part.model, group))
         check_trained(part.model, group)
         if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
@@ -124,33 +124,35 @@ class Gradients:
             self._reducer.divide_(divisor)
 
 
-def bring_together(jobs: list[OpenJob]) -> set[int]:
-    """Let open jobs see that ranks hold their models alike, as each does itself; return the ids of what they hold.
+def bring_together(jobs: list[OpenJob], model: nn.Module, group: Group) -> set[int]:
+    """Let open jobs see that ranks hold their models alike, as each does itself; return the ids of their parameters.
 
-    A collective. Raises ``ReplicaError`` where weights differ, and ``RefusedError`` where buffers do at level bits.
+    Nothing where ranks have other jobs open over ``model`` than each other: one of them has a copy. A collective.
+    Raises ``ReplicaError`` where weights differ, and ``RefusedError`` where buffers do at level bits.
     """
+    held = {id(parameter) for job in jobs for parameter in job.model.parameters()}
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in held]
+    if any(others != (len(jobs), names) for others in group.objects((len(jobs), names))):
+        return set()
     for job in jobs:
         job.equalise()
-    return {id(tensor) for job in jobs for _, tensor in _tensors(job.model)}
+    return held
 
 
 @torch.no_grad()
 def synchronise(model: nn.Module, group: Group, held: set[int]) -> None:
-    """Give every rank the first rank's parameters and buffers, but for those whose ids are in ``held``.
+    """Give every rank the first rank's parameters and buffers, but for parameters whose ids are in ``held``.
 
-    What an open job trains is the same on all ranks, or an error: see ``bring_together``.
+    What an open job trains is the same on all ranks, or an error: see ``bring_together``. Nobody compares the running
+    statistics that a job makes alike by how it computes them.
     """
-    for _, tensor in _tensors(model):
+    for _, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if id(tensor) in held:
             continue
         whole = tensor.detach().contiguous()
         group.broadcast_(whole)
         if whole.data_ptr() != tensor.data_ptr():
             tensor.copy_(whole)
-
-
-def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def check_trained(model: nn.Module, group: Group) -> None:

@@ -19,6 +19,7 @@ from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.launch.status import Status
+from kway.step.batchnorm import check_scripted
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
@@ -102,6 +103,10 @@ class Engine:
                     self.part.batch_group = self.mesh.group(axis)
             for axis in sorted(layout, key=lambda name: known[name].order):
                 known[axis].apply(self.part, self.mesh.group(axis))
+            share = -(-batch_size // self.part.shares)
+            if trains and self._level.cut(job, self.part.shares, share, shards) is not None:
+                # Modes are set by now.
+                check_scripted(self.model)
             self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
             self._step = self._level.open(self.part, self.optimizer)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened)

@@ -9,7 +9,7 @@ from torch import nn
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.registry import known
-from kway.step.batchnorm import check_scripted, layers, several_values
+from kway.step.batchnorm import layers, several_values
 from kway.step.core import StepCore
 from kway.step.deterministic import deterministic
 from kway.step.pooled import per_shard
@@ -72,9 +72,7 @@ class Math(_Share):
     keeps_buffers = True
 
     def check(self, job: Job, model: nn.Module, devices: int, share: int, shards: int) -> None:
-        """Refuse batch normalisation over a batch that is cut in time, and in compiled code over one that is cut."""
-        if self.cut(job, devices, share, shards) is not None:
-            check_scripted(model)
+        """Refuse batch normalisation over a batch that is cut in time."""
         found = layers(model)
         if job.micro_batch is not None and job.micro_batch < share and found:
             raise RefusedError(
@@ -131,7 +129,7 @@ class Bits(Level):
         return asked
 
     def check(self, job: Job, model: nn.Module, devices: int, share: int, shards: int) -> None:
-        """Refuse more devices than shards, micro-batches of another kind, and batch normalisation in compiled code."""
+        """Refuse more devices than shards, and micro-batches of another kind."""
         if devices > shards:
             raise RefusedError(
                 f"{devices} devices at exactness bits with {shards} shards",
@@ -144,8 +142,6 @@ class Bits(Level):
                 "the shards are the micro-batches",
                 "leave it out, and choose --shards so that a shard fits the device",
             )
-        if self.cut(job, devices, share, shards) is not None:
-            check_scripted(model)
 
     def cut(self, job: Job, devices: int, share: int, shards: int) -> str | None:
         """Name the shards."""

@@ -91,12 +91,7 @@ def check_replicas(
     first rank's, and a line in ``notes`` says so; ``None``: they differ by nothing. Raises it as well where ranks hold
     parameters or buffers of other names, shapes or dtypes than each other. Waits for the device once.
     """
-    kinds = {"parameter": model.named_parameters(), "buffer": model.named_buffers()}
-    shapes = [
-        (f"{kind} {name!r}", tuple(tensor.shape), str(tensor.dtype))
-        for kind, held in kinds.items()
-        for name, tensor in held
-    ]
+    shapes = _shapes(model)
     parameters = dict(model.named_parameters())
     own = torch.empty(2, dtype=torch.int64, device=device)
     own[0].fill_(zlib.crc32(repr(shapes).encode()))
@@ -106,6 +101,20 @@ def check_replicas(
         _compare_shapes(shapes, group)
     if any(values != found[0][1] for _, values in found):
         _bring_together(parameters, group, device, notes)
+
+
+def _shapes(model: nn.Module) -> list[tuple[str, tuple[int, ...], str]]:
+    kinds = {"parameter": model.named_parameters(), "buffer": model.named_buffers()}
+    return [
+        (f"{kind} {name!r}", tuple(tensor.shape), str(tensor.dtype))
+        for kind, held in kinds.items()
+        for name, tensor in held
+    ]
+
+
+def compare_shapes(model: nn.Module, group: Group) -> None:
+    """Raise ``ReplicaError`` where ranks hold parameters or buffers of other names, shapes or dtypes. A collective."""
+    _compare_shapes(_shapes(model), group)
 
 
 def _compare_shapes(shapes: list[tuple[str, tuple[int, ...], str]], group: Group) -> None:
