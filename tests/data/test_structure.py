@@ -1,5 +1,6 @@
 """Walks over what a batch may be: dataclasses keep what they computed, whatever happens to their tensors."""
 
+from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 
 import pytest
@@ -85,3 +86,28 @@ def test_dataclasses_may_refer_to_each_other():
     assert made is not tree
     assert made.inner[0].above is made
     assert [tensor.tolist() for tensor in tensors(made)] == [[2, 2], [1, 1]]
+
+
+class Views(Mapping):
+    """Makes what it holds when it is asked for it."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __getitem__(self, key):
+        value = self.held[key]
+        return value if isinstance(value, Node) else Node(value)
+
+    def __iter__(self):
+        return iter(self.held)
+
+    def __len__(self):
+        return len(self.held)
+
+
+def test_dataclasses_that_are_made_when_they_are_read():
+    views = Views({number: torch.tensor(float(number)) for number in range(50)})
+    assert [float(tensor) for tensor in tensors(views)] == [*range(50)]
+    assert [float(tensor) for tensor in tensors(mapped(views, torch.neg))] == [
+        -number for number in range(50)
+    ]

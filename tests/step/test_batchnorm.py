@@ -344,3 +344,43 @@ def test_layers_in_compiled_code_that_use_no_batch_statistics_are_welcome(ranks)
     wide = kway.Job(**{**vars(judged), "precision": "fp64"})
     kway.evaluate(wide, devices="cpu:1", strategy="single")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def traced():
+    layer = nn.BatchNorm1d(4).train()
+    return torch.jit.trace(layer, torch.randn(5, 4), check_trace=False).eval()
+
+
+def without_running():
+    return torch.jit.script(nn.BatchNorm1d(4, track_running_stats=False)).eval()
+
+
+def woken(context):
+    model = Backbone()
+    job = kway.Job(
+        model=model, loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(torch.rand(8, 3), torch.arange(8) % 2), batch_size=4,
+    )  # fmt: skip
+    with kway.parallel(job, strategy="data") as p:
+        first, second = p.batches(0)
+        p.step(first)
+        model.body.train()
+        with pytest.raises(kway.RefusedError, match="scripted"):
+            p.step(second)
+    return True
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("make", [traced, without_running])
+def test_compiled_code_may_use_batch_statistics_in_evaluation_too(ranks, make):
+    job = kway.Job(
+        model=lambda: nn.Sequential(nn.Linear(3, 4), make(), nn.Linear(4, 2)), loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1), data=(torch.rand(8, 3), torch.arange(8) % 2), batch_size=8,
+    )  # fmt: skip
+    with pytest.raises(kway.RefusedError, match=r"'1' \(BatchNorm1d, scripted\)"):
+        kway.train(job, devices="cpu:1", exactness="bits", shards=2, epochs=1, echo=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_modes_that_a_loop_changes_are_looked_at_again(ranks):
+    assert ranks.run(woken, limit=60) == [True, True]

@@ -15,7 +15,8 @@ def mapped(
 
     Containers are new ones of the same type: tuples, named tuples, lists, mappings and dataclasses. A dataclass is
     copied with all that it holds, and never made anew: its ``__post_init__`` would compute something a second time.
-    Each is copied once, by ``id`` in ``copies``: they may refer to each other.
+    Each is copied once, by ``id`` in ``copies``, with the original, so that no other gets its ``id``: they may refer to
+    each other.
     """
     copies = {} if copies is None else copies
     if isinstance(value, torch.Tensor):
@@ -29,8 +30,9 @@ def mapped(
         return type(value)(mapped(item, function, copies) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
         if id(value) in copies:
-            return copies[id(value)]
-        whole = copies[id(value)] = copy(value)
+            return copies[id(value)][1]
+        whole = copy(value)
+        copies[id(value)] = value, whole
         for name, part in attributes_of(value).items():
             found = mapped(part, function, copies)
             if found is not part:
@@ -40,12 +42,14 @@ def mapped(
     return value
 
 
-def tensors(value: Any, but: tuple[type, ...] = (), seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+def tensors(
+    value: Any, but: tuple[type, ...] = (), seen: dict[int, Any] | None = None
+) -> Iterator[torch.Tensor]:
     """Yield every tensor in ``value``, in the order of ``mapped``; unlike that, it makes no container anew.
 
-    ``but``: types that are not looked into. ``seen``: dataclasses that were, by ``id``.
+    ``but``: types that are not looked into. ``seen``: dataclasses that were, by ``id``, and held.
     """
-    seen = set() if seen is None else seen
+    seen = {} if seen is None else seen
     if isinstance(value, but):
         return
     if isinstance(value, torch.Tensor):
@@ -55,7 +59,7 @@ def tensors(value: Any, but: tuple[type, ...] = (), seen: set[int] | None = None
     elif isinstance(value, list | tuple):
         yield from (tensor for item in value for tensor in tensors(item, but, seen))
     elif is_dataclass(value) and not isinstance(value, type) and id(value) not in seen:
-        seen.add(id(value))
+        seen[id(value)] = value
         yield from (tensor for part in attributes_of(value).values() for tensor in tensors(part, but, seen))
 
 

@@ -116,9 +116,9 @@ def refuse_second_derivative(what: str) -> None:
         )
 
 
-def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
-    """Yield the tensors of nested dicts, sequences and dataclasses. ``seen``: dataclasses that were, by ``id``."""
-    seen = set() if seen is None else seen
+def tensors_in(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors of nested dicts, sequences and dataclasses. ``seen``: those that were, by ``id``, and held."""
+    seen = {} if seen is None else seen
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -128,6 +128,6 @@ def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         for entry in value:
             yield from tensors_in(entry, seen)
     elif is_dataclass(value) and not isinstance(value, type) and id(value) not in seen:
-        seen.add(id(value))
+        seen[id(value)] = value
         for part in attributes_of(value).values():
             yield from tensors_in(part, seen)

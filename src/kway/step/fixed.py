@@ -61,8 +61,8 @@ class FixedInputs:
                 torch._foreach_copy_(places, sources)
 
 
-def _form(value: Any, seen: dict[int, int] | None = None) -> Hashable:
-    """``seen``: dataclasses that were, by ``id``, and as which they were: they may refer to each other."""
+def _form(value: Any, seen: dict[int, tuple[int, Any]] | None = None) -> Hashable:
+    """``seen``: dataclasses that were, by ``id``, held, and as which they were: they may refer to each other."""
     seen = {} if seen is None else seen
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.requires_grad:
@@ -74,8 +74,8 @@ def _form(value: Any, seen: dict[int, int] | None = None) -> Hashable:
         return (type(value), tuple(_form(item, seen) for item in value))
     if is_dataclass(value) and not isinstance(value, type):
         if id(value) in seen:
-            return ("again", seen[id(value)])
-        seen[id(value)] = len(seen)
+            return ("again", seen[id(value)][0])
+        seen[id(value)] = len(seen), value
         return (type(value), tuple((name, _form(part, seen)) for name, part in attributes_of(value).items()))
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return (type(value), value)

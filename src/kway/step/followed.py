@@ -93,11 +93,9 @@ class Followed:
             now = table.get(name)
             # Made when it is first computed: what follows shows whether it stays.
             made = held is None and now is not None
-            if not made and (
-                now is None or held is None or now is held or not torch.equal(now, held.to(now))
-            ):
+            if not made and (now is None or held is None or now is held or not _equal(now, held)):
                 return name
-        if other:
+        if other or sum(len(inner._buffers) for inner in self.module.modules()) != len(self._kept):
             self._kept = _buffers(self.module)
         return None
 
@@ -201,6 +199,14 @@ def _buffers(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor 
         for table in tables
         for name, held in table.items()
     ]
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers in one dtype, a NaN like any other, whatever their shapes."""
+    if one.numel() != other.numel():
+        return False
+    one, other = one.reshape(-1), other.to(one).reshape(-1)
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _is(table: dict[str, Any], name: str, held: torch.Tensor | None, version: int) -> bool:

@@ -19,7 +19,7 @@ from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.launch.status import Status
-from kway.step.batchnorm import check_scripted
+from kway.step.batchnorm import check_scripted, scripted_layers
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
@@ -104,9 +104,10 @@ class Engine:
             for axis in sorted(layout, key=lambda name: known[name].order):
                 known[axis].apply(self.part, self.mesh.group(axis))
             share = -(-batch_size // self.part.shares)
-            if trains and self._level.cut(job, self.part.shares, share, shards) is not None:
-                # Modes are set by now.
-                check_scripted(self.model)
+            cut = trains and self._level.cut(job, self.part.shares, share, shards) is not None
+            self._scripted = scripted_layers(self.model) if cut else []
+            # Modes are set by now.
+            check_scripted(self._scripted)
             self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
             self._step = self._level.open(self.part, self.optimizer)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened)
@@ -190,6 +191,8 @@ class Engine:
 
     def step(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take one optimizer step over the global batch, of which ``share`` is this rank's part."""
+        # A loop may change modes between steps.
+        check_scripted(self._scripted)
         return self._runner.run(share, step, tally)
 
     def draw_alike(self, step: int) -> None:
