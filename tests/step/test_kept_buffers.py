@@ -138,6 +138,18 @@ def test_what_listens_for_new_buffers_goes_with_its_model():
     assert len(torch_module._global_buffer_registration_hooks) == before
 
 
+def test_what_listens_goes_with_its_job_and_not_with_the_collector(ranks):
+    gc.collect()
+    before = len(torch_module._global_buffer_registration_hooks)
+    gc.disable()
+    try:
+        run = trained(ranks, job_of(), 1, exactness="bits", shards=2)
+    finally:
+        gc.enable()
+    assert len(torch_module._global_buffer_registration_hooks) == before
+    assert run.model is not None
+
+
 class Grows(nn.Module):
     """A table that grows with the longest input, and one that is assigned where there was nothing."""
 

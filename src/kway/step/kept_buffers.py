@@ -10,6 +10,7 @@ is not taken away again between pieces: the layer may remember that it has made 
 """
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +64,14 @@ class KeptBuffers:
         self._after: dict[Key, Tensor] | None = None
         # Whether any rank may hold one in this step: the same on all of them.
         self._some = self._first = True
-        _listen(self)
+        self._listening = _listen(self)
+
+    def close(self) -> None:
+        """Hear of no new buffers any more.
+
+        At the end of a job, and not when the collector comes by: torch may be compiling code that calls the hooks then.
+        """
+        self._listening()
 
     def forget(self) -> None:
         """Copy all of them when the next step begins, also where they look unchanged."""
@@ -154,8 +162,8 @@ class KeptBuffers:
         return ".".join(part for part in (self._modules[place][0], name) if part)
 
 
-def _listen(kept: KeptBuffers) -> None:
-    """Tell ``kept`` of buffers that are new, for as long as it lives.
+def _listen(kept: KeptBuffers) -> Callable[[], object]:
+    """Tell ``kept`` of buffers that are new, for as long as it lives, or until what is returned is called.
 
     Torch keeps such a hook for all modules of a process; this one keeps no model alive.
     """
@@ -169,7 +177,7 @@ def _listen(kept: KeptBuffers) -> None:
         if (found := own()) is not None:
             found.registered(module, name, value)
 
-    weakref.finalize(kept, register_module_buffer_registration_hook(hook).remove)
+    return weakref.finalize(kept, register_module_buffer_registration_hook(hook).remove)
 
 
 def _know(buffer: Tensor) -> Known:

@@ -110,6 +110,8 @@ class Engine:
             check_scripted(self._scripted)
             self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
             self._step = self._level.open(self.part, self.optimizer)
+            if self._step.kept is not None:
+                self.part.opened.callback(self._step.kept.close)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened)
         except BaseException:
             self.close()
