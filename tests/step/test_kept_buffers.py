@@ -182,3 +182,16 @@ def test_a_table_that_grows_in_the_first_pass_stays_grown(ranks, size, more, opt
     whole = run(job, devices="cpu:1").model.layer.weight
     found = run(replace(job, **more), devices=f"cpu:{size}", **options).model.layer.weight
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_job_is_judged_after_its_end_as_before():
+    model = Counts()
+    job = kway.Job(**{**vars(job_of(model)), "validation": (X, Y)})
+    before = len(torch_module._global_buffer_registration_hooks)
+    with kway.parallel(job, devices="cpu:1", exactness="bits", shards=2) as p:
+        pass
+    assert len(torch_module._global_buffer_registration_hooks) == before
+    first = p.evaluate()
+    assert model.factor is not None
+    assert len(torch_module._global_buffer_registration_hooks) == before
+    assert p.evaluate() == first

@@ -119,9 +119,37 @@ class Undefined(nn.Module):
         return (output - target) ** 2
 
 
+class Turned(nn.Module):
+    """Holds the same numbers, and computes something else with them each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.tensor([[1.0, 2.0]]))
+
+    def forward(self, output, target):
+        self.weight = self.weight.T
+        return (output - target) ** 2 * self.weight.shape[0]
+
+
+class Quantised(nn.Module):
+    """Holds numbers of a dtype for which little is defined."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.quint8))
+
+    def forward(self, output, target):
+        self.weight = self.weight.clone()
+        return (output - target) ** 2
+
+
 @pytest.mark.parametrize(
-    ("loss", "name"), [(Cached, None), (Lazy, "mask"), (Registered, "centre"), (Undefined, None)]
-)
+    ("loss", "name"),
+    [
+        (Cached, None), (Lazy, "mask"), (Registered, "centre"), (Undefined, None), (Turned, "weight"),
+        (Quantised, None),
+    ],
+)  # fmt: skip
 def test_only_values_that_change_are_state(loss, name):
     rule = rule_for(loss(), CPU)
     found = []
@@ -132,4 +160,7 @@ def test_only_values_that_change_are_state(loss, name):
         except kway.RefusedError as error:
             found.append(str(error))
     assert bool(found) == (name is not None)
+    makes = {Cached: "mask", Lazy: "mask", Registered: "centre"}.get(loss)
+    assert [line for line in rule.doubts if f"makes its buffer {makes!r}" in line] == rule.doubts
+    assert bool(rule.doubts) == (makes is not None)
     assert all(f"{name!r}" in text for text in found)

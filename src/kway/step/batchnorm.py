@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,35 +19,6 @@ from kway.step.stand_in import Forward, stand_in_of, standing_in
 def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     """List the batch normalisation layers of a model, by name."""
     return [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
-
-
-def scripted_layers(model: nn.Module) -> list[tuple[str, str, nn.Module]]:
-    """List name, kind and module of the batch normalisation layers in TorchScript, which are no layers of torch's."""
-    found = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)
-    ]
-    kinds = [(name, str(getattr(module, "original_name", "")), module) for name, module in found]
-    return [
-        (name, kind, module)
-        for name, kind, module in kinds
-        if kind.startswith(("BatchNorm", "SyncBatchNorm"))
-    ]
-
-
-def check_scripted(found: list[tuple[str, str, nn.Module]]) -> None:
-    """Raise ``RefusedError`` for one of ``scripted_layers`` that may use batch statistics.
-
-    It does where it trains, where it has no running ones, and where it was traced: what it did then it does for good.
-    """
-    jit: Any = torch.jit
-    for name, kind, module in found:
-        traced = isinstance(module, jit.TracedModule | jit.TopLevelTracedModule)
-        if module.training or traced or getattr(module, "running_mean", None) is None:
-            raise RefusedError(
-                f"layer {name!r} ({kind}, scripted) computes batch statistics in compiled code",
-                "kway must know how to compute them over the whole batch",
-                "give kway the model as it was before torch.jit.script, or use exactness loose",
-            )
 
 
 def replaceable_layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:

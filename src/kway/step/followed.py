@@ -42,6 +42,8 @@ class Followed:
         self.module = _copied(source, source).to(device=device, dtype=floating)
         prepare(self.module)
         self._kept = _buffers(self.module)
+        # A buffer that ``moved`` has found to be new.
+        self.made: str | None = None
 
     def changed(self) -> bool:
         """Whether the user's own was changed since the last time; ``module`` then has what changed there.
@@ -84,6 +86,7 @@ class Followed:
 
         Another dtype or device alone is no change: ``self.weight = self.weight.to(output)``.
         """
+        self.made = None
         other = [
             (table, name, held)
             for table, name, held, version in self._kept
@@ -93,10 +96,15 @@ class Followed:
             now = table.get(name)
             # Made when it is first computed: what follows shows whether it stays.
             made = held is None and now is not None
-            if not made and (now is None or held is None or now is held or not _equal(now, held)):
+            if made:
+                self.made = name
+            elif now is None or held is None or now is held or not _equal(now, held):
                 return name
         if other or sum(len(inner._buffers) for inner in self.module.modules()) != len(self._kept):
+            known = {(id(table), name) for table, name, _, _ in self._kept}
             self._kept = _buffers(self.module)
+            new = (name for table, name, _, _ in self._kept if (id(table), name) not in known)
+            self.made = next(new, self.made)
         return None
 
     def _take_over(self, own: dict[str, Any], held: dict[str, Any], name: str) -> None:
@@ -202,11 +210,18 @@ def _buffers(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor 
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors hold the same numbers in one dtype, a NaN like any other, whatever their shapes."""
-    if one.numel() != other.numel():
+    """Whether two tensors compute alike: of one shape but for dimensions of 1 in front, with the same numbers in one
+    dtype, a NaN like any other.
+    """
+    while one.dim() > other.dim() and one.shape[0] == 1:
+        one = one[0]
+    while other.dim() > one.dim() and other.shape[0] == 1:
+        other = other[0]
+    if one.shape != other.shape:
         return False
-    one, other = one.reshape(-1), other.to(one).reshape(-1)
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    other = other.to(one)
+    # A second look, for the few that hold one: some dtypes do not know it.
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _is(table: dict[str, Any], name: str, held: torch.Tensor | None, version: int) -> bool:

@@ -10,7 +10,8 @@ is not taken away again between pieces: the layer may remember that it has made 
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,18 @@ class KeptBuffers:
         At the end of a job, and not when the collector comes by: torch may be compiling code that calls the hooks then.
         """
         self._listening()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear of new buffers inside, also after ``close``."""
+        if self._listening.alive:
+            yield
+            return
+        self._listening = _listen(self)
+        try:
+            yield
+        finally:
+            self.close()
 
     def forget(self) -> None:
         """Copy all of them when the next step begins, also where they look unchanged."""
@@ -162,7 +175,7 @@ class KeptBuffers:
         return ".".join(part for part in (self._modules[place][0], name) if part)
 
 
-def _listen(kept: KeptBuffers) -> Callable[[], object]:
+def _listen(kept: KeptBuffers) -> "weakref.finalize[..., KeptBuffers]":
     """Tell ``kept`` of buffers that are new, for as long as it lives, or until what is returned is called.
 
     Torch keeps such a hook for all modules of a process; this one keeps no model alive.

@@ -73,8 +73,10 @@ class LossRule:
         doubts: list[str] | None = None,
         changed: Callable[[], bool] = lambda: False,
         moved: Callable[[], str | None] = lambda: None,
+        made: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._compute, self.averaged, self.changed, self._moved = compute, averaged, changed, moved
+        self._made = made
         self.doubts: list[str] = [] if doubts is None else doubts
 
     def __call__(self, output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
@@ -84,17 +86,24 @@ class LossRule:
     def check_moved(self, cut: bool) -> None:
         """Raise ``RefusedError`` where the loss has changed a buffer of its own, of a batch that is ``cut``.
 
-        Of a whole one it is a doubt.
+        Of a whole one it is a doubt; so is one that is made, of a batch that is cut.
         """
         name = self._moved()
         if name is None:
+            if cut and (new := self._made()) is not None:
+                self._doubt(
+                    f"the loss makes its buffer {new!r} when it is first computed, each device for itself: it "
+                    "must not follow from the samples. Make it with the loss"
+                )
             return
         text = f"the loss changes its buffer {name!r} when it is computed"
         do = "make the loss a part of the model, which then returns (sum, weight), and pass loss=None"
         if cut:
             why = "it is computed for each part of a batch, on each device, and each would move a copy of its own"
             raise RefusedError(text, why, f"{do}; or change the buffer between steps")
-        line = f"{text}, which is in no checkpoint, and refused where a batch is cut: {do}"
+        self._doubt(f"{text}, which is in no checkpoint, and refused where a batch is cut: {do}")
+
+    def _doubt(self, line: str) -> None:
         if line not in self.doubts:
             self.doubts.append(line)
 
@@ -116,6 +125,7 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         own = Followed(loss, device, floating, fixed=fixed) if isinstance(loss, nn.Module) else None
         changed = (lambda: False) if own is None else own.changed
         moved = (lambda: None) if own is None else own.moved
+        made = (lambda: None) if own is None else lambda: own.made
 
         def call(output: Any, target: Any) -> Any:
             return (loss if own is None else own.module)(output, target)
@@ -126,6 +136,7 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
                 False,
                 changed=changed,
                 moved=moved,
+                made=made,
             )
         return LossRule(
             lambda output, target, samples: _own(call(output, target), samples, "the loss", doubts),
@@ -133,6 +144,7 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
             doubts,
             changed,
             moved,
+            made,
         )
     placed = Followed(builtin, device, floating, _by_element, fixed=("reduction",))
     reduction = str(builtin.reduction)

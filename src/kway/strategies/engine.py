@@ -19,7 +19,6 @@ from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.launch.status import Status
-from kway.step.batchnorm import check_scripted, scripted_layers
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
@@ -31,6 +30,7 @@ from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.modes import begin_training, modes_of, set_modes
 from kway.step.open_jobs import OpenJob, open_jobs, opened
 from kway.step.precision import cast, precision_of
+from kway.step.scripted import check_scripted, scripted
 from kway.step.seeds import preserved, seed_generators
 from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
@@ -104,10 +104,10 @@ class Engine:
             for axis in sorted(layout, key=lambda name: known[name].order):
                 known[axis].apply(self.part, self.mesh.group(axis))
             share = -(-batch_size // self.part.shares)
-            cut = trains and self._level.cut(job, self.part.shares, share, shards) is not None
-            self._scripted = scripted_layers(self.model) if cut else []
+            cut = self._level.cut(job, self.part.shares, share, shards) is not None
+            self._scripted = scripted(self.model) if cut else []
             # Modes are set by now.
-            check_scripted(self._scripted)
+            check_scripted(self._scripted, trains)
             self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
             self._step = self._level.open(self.part, self.optimizer)
             if self._step.kept is not None:
@@ -287,6 +287,9 @@ class Engine:
         # What is drawn here is drawn by key, and not from what ranks draw alike between steps.
         drawing = ExitStack()
         drawing.enter_context(preserved(self.device))
+        if self._step.kept is not None:
+            # A job may be judged after its end.
+            drawing.enter_context(self._step.kept.listening())
         try:
             for share in shares:
                 self.status.beat()
