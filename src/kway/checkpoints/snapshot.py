@@ -47,23 +47,49 @@ class Frozen:
         )
 
 
-def freeze(snapshot: Snapshot, copies: dict[str, Copies]) -> Frozen:
-    """Copy a snapshot. ``copies`` holds the memory of the last time, by part, and is used again.
+class Prepared:
+    """A snapshot that was looked through and is not copied yet: its tensors are those that training changes.
 
-    Raises ``UsageError`` that names the place of what a checkpoint cannot hold; nothing is copied then.
+    Most of the time that a snapshot takes the host goes here, and none of it needs to know what the tensors hold: a
+    device may still be at work on them. Raises ``UsageError`` that names the place of what a checkpoint cannot hold.
     """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        _check_counts(snapshot)
+        self.step, self.epoch = snapshot.step, snapshot.epoch
+        self._ties = _ties(snapshot.weights)
+        self._parts: dict[str, Any] = {}
+        self._tensors = {WEIGHTS: {n: t for n, t in snapshot.weights.items() if n not in self._ties}}
+        for part, state in snapshot.parts.items():
+            self.add(part, state)
+
+    def add(self, part: str, state: Any) -> None:
+        """Add a part that was not known before. Raises as the class does."""
+        check_part(part)
+        self._parts[part], held = flatten(state, part)
+        if held:
+            self._tensors[part] = held
+
+    def ready(self, copies: dict[str, Copies]) -> None:
+        """Have the memory for ``freeze``. Raises ``RuntimeError`` where there is too little."""
+        for part, held in self._tensors.items():
+            copies.setdefault(part, Copies()).ready(held)
+
+    def freeze(self, copies: dict[str, Copies]) -> Frozen:
+        """Copy it. ``copies`` holds the memory of the last time, by part, and is used again."""
+        files = {part: copies.setdefault(part, Copies()).take(held) for part, held in self._tensors.items()}
+        return Frozen(self.step, self.epoch, self._parts, self._ties, files)
+
+
+def freeze(snapshot: Snapshot, copies: dict[str, Copies]) -> Frozen:
+    """Copy a snapshot: see ``Prepared``, which raises before anything is copied."""
+    return Prepared(snapshot).freeze(copies)
+
+
+def _check_counts(snapshot: Snapshot) -> None:
     for name, number in (("step", snapshot.step), ("epoch", snapshot.epoch)):
         if type(number) is not int or number < 0:
             raise UsageError(f"a snapshot with {name} {number!r}", "it counts from 0")
-    ties = _ties(snapshot.weights)
-    parts, tensors = {}, {WEIGHTS: {n: t for n, t in snapshot.weights.items() if n not in ties}}
-    for part, state in snapshot.parts.items():
-        check_part(part)
-        parts[part], held = flatten(state, part)
-        if held:
-            tensors[part] = held
-    files = {part: copies.setdefault(part, Copies()).take(held) for part, held in tensors.items()}
-    return Frozen(snapshot.step, snapshot.epoch, parts, ties, files)
 
 
 def _ties(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:

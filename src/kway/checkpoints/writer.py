@@ -11,7 +11,7 @@ from typing import Self
 
 from kway.checkpoints.copies import Copies
 from kway.checkpoints.saving import remove_older, write_checkpoint
-from kway.checkpoints.snapshot import Frozen, Snapshot, freeze
+from kway.checkpoints.snapshot import Frozen, Prepared, Snapshot
 from kway.errors import UsageError
 
 
@@ -44,29 +44,45 @@ class Writer:
         self.notices: list[str] = []
         self.waited_s = self.held_s = 0.0
 
-    def save(self, snapshot: Snapshot) -> float:
-        """Copy ``snapshot`` and write it in the background; return the seconds waited for the save before.
+    def prepare(self, snapshot: Snapshot) -> Prepared:
+        """Wait for the save before, and do of the next what needs no values: a device may still be at work on them.
 
-        When this returns, the caller may change every tensor of the snapshot. Raises ``UsageError``, with nothing
-        written, where the writer is closed or the snapshot holds what cannot be stored; the place is named.
+        Raises ``UsageError`` as ``save`` does.
         """
         if self._closed:
             raise UsageError("a save into a closed writer", "save before close()")
         begun = time.perf_counter()
         self.wait()
-        waited = time.perf_counter() - begun
+        self.waited_s += time.perf_counter() - begun
+        prepared = Prepared(snapshot)
+        # Where there is too little memory, ``save`` comes upon it again, and says so.
+        with suppress(RuntimeError, MemoryError):
+            prepared.ready(self._copies)
+        self.held_s += time.perf_counter() - begun
+        return prepared
+
+    def save(self, snapshot: Snapshot | Prepared) -> float:
+        """Copy ``snapshot`` and write it in the background; return the seconds waited for the save before.
+
+        When this returns, the caller may change every tensor of the snapshot. Raises ``UsageError``, with nothing
+        written, where the writer is closed or the snapshot holds what cannot be stored; the place is named.
+        """
+        before = self.waited_s
+        prepared = snapshot if isinstance(snapshot, Prepared) else self.prepare(snapshot)
+        if self._closed:
+            raise UsageError("a save into a closed writer", "save before close()")
+        begun = time.perf_counter()
         try:
-            frozen = freeze(snapshot, self._copies)
+            frozen = prepared.freeze(self._copies)
         except (RuntimeError, MemoryError) as error:
-            self._fail(snapshot.step, f"no memory for a copy of the state: {error}")
+            self._fail(prepared.step, f"no memory for a copy of the state: {error}")
         else:
             # A daemon: an end of the process that cannot wait (a second signal) is not held up by a slow disk.
-            name = f"checkpoint of step {snapshot.step}"
+            name = f"checkpoint of step {prepared.step}"
             self._thread = threading.Thread(target=self._write, args=(frozen,), name=name, daemon=True)
             self._thread.start()
-        self.waited_s += waited
         self.held_s += time.perf_counter() - begun
-        return waited
+        return self.waited_s - before
 
     @property
     def after_failure(self) -> str:

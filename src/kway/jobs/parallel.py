@@ -34,7 +34,7 @@ from kway.strategies.engine import Engine
 from kway.training.facts import check_options, check_within, facts_of, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
-from kway.training.saving import Position, options_of, snapshot
+from kway.training.saving import RUN, Position, options_of, run_of, snapshot
 from kway.training.weights import save_weights
 from kway.units import duration
 from kway.world import World
@@ -335,7 +335,9 @@ class Session:
             with suppress(OSError):
                 place.parent.mkdir(parents=True, exist_ok=True)
         facts, run = {**self._facts, "noted": self._noted}, {"judged_at": self._judged_at}
-        self._writer.save(snapshot(self.engine, position, self.plan, facts, self._options, run))
+        prepared = self._writer.prepare(snapshot(self.engine, position, self.plan, facts, self._options))
+        prepared.add(RUN, run_of(position, run))
+        self._writer.save(prepared)
 
     def resume(self, folder: Path | str) -> Position:
         """Go on from the newest complete checkpoint in ``folder``; where there is none, from the beginning.

@@ -1,7 +1,7 @@
 """How long a step takes: wall time of windows of steps, the device waited for at both ends."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from statistics import median
 from typing import TypeVar
@@ -22,7 +22,7 @@ LASTS = 0.25
 class StepClock:
     """Times windows of steps, and says on ``status`` which step this rank is at.
 
-    ``pause`` and ``resume`` leave evaluation and saving out of a window.
+    ``pause`` and ``resume`` leave evaluation out of a window, and ``leave_out`` saving, without waiting for the device.
 
     The first steps of a run pay for what happens once (memory pools, algorithm choice) and are left out.
     """
@@ -37,6 +37,7 @@ class StepClock:
         self._lasts = LASTS if device.type == "cuda" else 0.0
         self._to_skip, self._steps, self._elapsed = WARM_UP, 0, 0.0
         self._since: float | None = None
+        self._stops: list[Callable[[], float]] = []
 
     def synchronise(self) -> float:
         """Wait for the device and return the time in seconds."""
@@ -51,8 +52,14 @@ class StepClock:
     def pause(self) -> None:
         """Stop measuring; the open window is kept."""
         if self._since is not None:
-            self._elapsed += self.synchronise() - self._since
+            self._elapsed += self.synchronise() - self._since - sum(stop() for stop in self._stops)
         self._since = None
+        self._stops.clear()
+
+    def leave_out(self, stop: Callable[[], float]) -> None:
+        """Leave out of the open window the seconds that ``stop`` returns once the device has been waited for."""
+        if self._since is not None:
+            self._stops.append(stop)
 
     def step(self, samples: int = 0) -> None:
         """Count one step with ``samples`` on this rank, and close the window where it is full."""

@@ -1,16 +1,20 @@
 """How long training stood still for something between two steps: on a device, not on the host.
 
-A GPU still works through what it was given while the host prepares a save. Training has lost only what lies between
-the end of that work and the moment from which the next step may begin.
+A GPU still works through what it was given while the host prepares a save, so it is not waited for first. Training has
+lost only what lies between the end of that work and the moment from which the next step may begin.
 """
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from kway.training.idle import Point, point_on
+
+# Returns how many seconds a stop took. The device may be waited for.
+Stop = Callable[[], float]
 
 
 class Held(Protocol):
@@ -19,8 +23,8 @@ class Held(Protocol):
     def begins(self) -> None:
         """All that the device has to do for the steps so far has been given to it."""
 
-    def ends(self) -> None:
-        """What is given to the device from now on belongs to the next step."""
+    def ends(self) -> Stop:
+        """What is given to the device from now on belongs to the next step; return this stop."""
 
     def seconds(self) -> list[float]:
         """Return how long each stop took, in order. The device may be waited for."""
@@ -36,9 +40,11 @@ class HostHeld:
         """Start the clock."""
         self._begun = time.perf_counter()
 
-    def ends(self) -> None:
+    def ends(self) -> Stop:
         """Stop the clock."""
-        self._seconds.append(time.perf_counter() - self._begun)
+        seconds = time.perf_counter() - self._begun
+        self._seconds.append(seconds)
+        return lambda: seconds
 
     def seconds(self) -> list[float]:
         """Return what the clock read, stop by stop."""
@@ -50,7 +56,7 @@ class DeviceHeld:
 
     def __init__(self, point: Callable[[], Point]) -> None:
         self._make = point
-        self._points: list[tuple[Point, Point]] = []
+        self._stops: list[Stop] = []
         self._end: Point | None = None
 
     def begins(self) -> None:
@@ -58,18 +64,22 @@ class DeviceHeld:
         self._end = self._make()
         self._end.record()
 
-    def ends(self) -> None:
+    def ends(self) -> Stop:
         """Set a point before the next step: at once where the device has run dry, else behind what it was given."""
         assert self._end is not None, "ends() without begins()"
         now = self._make()
         now.record()
-        self._points.append((self._end, now))
+        self._stops.append(partial(_between, self._end, now))
+        return self._stops[-1]
 
     def seconds(self) -> list[float]:
         """Return what lies between the points, stop by stop."""
-        for _, now in self._points[-1:]:
-            now.synchronize()
-        return [end.elapsed_time(now) / 1000 for end, now in self._points]
+        return [stop() for stop in self._stops]
+
+
+def _between(end: Point, now: Point) -> float:
+    now.synchronize()
+    return end.elapsed_time(now) / 1000
 
 
 def held_on(device: torch.device) -> Held:

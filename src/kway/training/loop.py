@@ -17,13 +17,15 @@ from kway.launch.status import Status
 from kway.records import Training
 from kway.step.core import waits_for_figure
 from kway.step.kinds import kind_of
-from kway.step.tally import Tally, mean
+from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
 from kway.training.best import bring_best
 from kway.training.clock import StepClock
+from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
 from kway.training.facts import check_options, check_within, other_masks, resumed_notices
+from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.requests import STOP, Requests, who_asked
@@ -39,17 +41,6 @@ from kway.training.weights import fingerprint, save_weights, unique_names
 from kway.world import StopRequest, World
 
 Emit = Callable[[dict[str, Any]], None]
-
-
-@dataclass
-class _Course:
-    """How far an epoch has come: ``step`` batches, ``samples``, ``seconds`` of training, ``taken`` optimizer steps."""
-
-    tally: Tally
-    step: int = 0
-    samples: int = 0
-    seconds: float = 0.0
-    taken: int = 0
 
 
 @dataclass
@@ -104,7 +95,7 @@ class Loop:
         self.clock = StepClock(self.engine.device, self.status)
         self.watch = LossWatch(self.engine.device, compare=self.engine.compare)
         self.steps = self.epoch = 0
-        self.course: _Course | None = None
+        self.course: Course | None = None
         self.requests = Requests(self.engine.device)
         self.saver = Saver(self.engine, spec, self.world.is_main, self.noted)
         try:
@@ -183,10 +174,10 @@ class Loop:
             self.emit(event)
 
     def _epoch(self, epoch: int) -> None:
-        course = self.course or _Course(self.engine.tally([*self.spec.job.metrics]))
+        course = self.course or Course(self.engine.tally([*self.spec.job.metrics]))
         self.course = course
         self.clock.resume()
-        since = self.clock.synchronise()
+        course.since = self.clock.synchronise()
         shares = iter(()) if self._is_over() else self.loader.epoch(epoch, course.step)
         for share in self.clock.waited(shares, self.steps):
             wishes = self._wishes()
@@ -203,25 +194,13 @@ class Loop:
             self.steps += 1
             course.step, course.taken = share.step + 1, course.taken + 1
             course.samples += share.total
-            due = self.due
-            if due.logs:
-                self._log(epoch, share.step, course.samples, course.seconds + time.perf_counter() - since)
-            asked = self.requests.after(outcome, wishes)
-            if due.validates or due.saves or asked:
-                self.clock.pause()
-                course.seconds += self.clock.synchronise() - since
-                if due.validates:
-                    self._validate(epoch, due.ends)
-                if due.saves or asked:
-                    self._save(Position(self.steps, epoch, course.step))
-                if asked & STOP:
-                    self._stop()
-                self.clock.resume()
-                since = self.clock.synchronise()
+            if self.due.logs:
+                self._log(epoch, share.step, course)
+            self._between(epoch, course, self.requests.after(outcome, wishes))
             if self._is_over():
                 break
         self.clock.pause()
-        course.seconds += self.clock.synchronise() - since
+        course.pause(self.clock.synchronise())
         if self.saver.is_on and self._is_last(epoch) and self.saver.at != self.steps:
             # Before what is done only because it is the last: a run that is asked for more goes on from here.
             self._save(Position(self.steps, epoch, course.step))
@@ -237,6 +216,22 @@ class Loop:
         if self.agenda.saves_after(epoch) and not self._is_last(epoch):
             self._save(Position(self.steps, epoch + 1, 0))
 
+    def _between(self, epoch: int, course: Course, asked: int) -> None:
+        """Do what is due between two steps. ``asked``: see ``Requests.after``."""
+        if self.due.validates:
+            self.clock.pause()
+            course.pause(self.clock.synchronise())
+            self._validate(epoch, self.due.ends)
+            self.clock.resume()
+            course.since = self.clock.synchronise()
+        if self.due.saves or asked:
+            # The device is not waited for: what a save asks of the host goes on beside the last steps.
+            stop = self._save(Position(self.steps, epoch, course.step))
+            self.clock.leave_out(stop)
+            course.stops.append(stop)
+            if asked & STOP:
+                self._stop()
+
     def _wishes(self) -> int:
         return self.saver.wish() | (STOP if self.stop.by and self.spec.is_kept else 0)
 
@@ -247,24 +242,28 @@ class Loop:
         why = who_asked(self.engine.mesh.world.objects(self.stop))
         raise self.engine.mesh.world.objects(self.saver.stop(why))[0]
 
-    def _save(self, position: Position) -> None:
-        """Start to save the run as it stands. A collective."""
+    def _save(self, position: Position) -> Stop:
+        """Start to save the run as it stands; return how long that took. A collective."""
         self.status.at("save")
         self.saver.held.begins()
+        # First, while a GPU still works through the last steps: what follows waits for it.
+        self.saver.prepare(position)
         self._notice_buffers(self.engine.equalise())
         course, group = self.course, self.engine.part.batch_group
+        watch = self.watch.state()
+        passed = 0.0 if course is None else course.passed(time.perf_counter())
         run = {
             "rows": self.rows,
             "notices": self.notices,
-            "watch": self.watch.state(),
+            "watch": watch,
             "validation": None if self.validation is None else self.validation.state(),
-            "course": None if course is None else [course.samples, course.seconds, course.taken],
+            "course": None if course is None else [course.samples, passed, course.taken],
             "tally": None if course is None else course.tally.state(group),
         }
         for line in self.saver.save(position, run):
             self._warn(line)
         self._say({"event": "checkpoint", "step": position.steps})
-        self.saver.held.ends()
+        return self.saver.held.ends()
 
     def _resume(self) -> int | None:
         """Go on from the checkpoint that was asked for; return its step. Raises ``UsageError`` where it cannot be."""
@@ -284,7 +283,7 @@ class Loop:
         if run["course"] is not None:
             tally = self.engine.tally([*self.spec.job.metrics])
             tally.load(run["tally"], self.engine.rows)
-            self.course = _Course(tally, run["step_of_epoch"], *run["course"])
+            self.course = Course(tally, run["step_of_epoch"], *run["course"])
         # From here on the run is not refused any more, so that something may be written.
         folder = Path(self.spec.folder)
         if self.world.is_main:
@@ -306,14 +305,14 @@ class Loop:
     def _is_last(self, epoch: int) -> bool:
         return self._is_over() or self.agenda.is_last(epoch)
 
-    def _log(self, epoch: int, step: int, samples: int, seconds: float) -> None:
+    def _log(self, epoch: int, step: int, course: Course) -> None:
         event = {
             "event": "step",
             "epoch": epoch + 1,
             "step": step + 1,
             "steps": self.loader.steps(epoch),
-            "samples": samples,
-            "seconds": seconds,
+            "samples": course.samples,
+            "seconds": course.passed(time.perf_counter()),
         }
         self.watch.tell(lambda loss: self._say({**event, "loss": loss}))
 
@@ -328,7 +327,7 @@ class Loop:
             self.notices.append(self.validation.stopped)
         self._say({"event": "validation", "epoch": epoch + 1, "step": self.steps, **figures})
 
-    def _row(self, epoch: int, course: _Course, loss: float) -> dict[str, Any]:
+    def _row(self, epoch: int, course: Course, loss: float) -> dict[str, Any]:
         metrics = course.tally.result(self.engine.part.batch_group)
         seconds = course.seconds
         rate = self.engine.optimizer.param_groups[0]["lr"]

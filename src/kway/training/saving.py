@@ -8,7 +8,7 @@ from typing import Any
 
 from kway.checkpoints.folder import final
 from kway.checkpoints.names import own_weights
-from kway.checkpoints.snapshot import Snapshot
+from kway.checkpoints.snapshot import Prepared, Snapshot
 from kway.checkpoints.state import flatten
 from kway.checkpoints.writer import Writer
 from kway.errors import KwayError, StoppedError
@@ -30,27 +30,29 @@ class Position:
     step: int
 
 
+RUN = "run"
+
+
 def snapshot(
-    engine: Engine,
-    position: Position,
-    plan: Plan,
-    facts: dict[str, Any],
-    options: list[dict[str, str]],
-    run: dict[str, Any],
+    engine: Engine, position: Position, plan: Plan, facts: dict[str, Any], options: list[dict[str, str]]
 ) -> Snapshot:
-    """Return the whole state of a run as it lives in memory. ``run``: the state of the loop around the engine.
+    """Return the state of a run as it lives in memory, but for that of the loop around the engine: the part ``RUN``.
 
     ``options``: see ``options_of``.
     """
     parts = {
         **engine.parts(),
-        "run": {**run, "step_of_epoch": position.step},
         "job": facts,
         "options": options,
         "plan": {**plan.to_dict(), "devices": plan.devices},
         "within": engine.holds_within,
     }
     return Snapshot(position.steps, position.epoch, own_weights(engine.model), parts)
+
+
+def run_of(position: Position, run: dict[str, Any]) -> dict[str, Any]:
+    """Return the part ``RUN`` of a checkpoint. ``run``: the state of the loop around the engine."""
+    return {**run, "step_of_epoch": position.step}
 
 
 def options_of(engine: Engine) -> list[dict[str, str]]:
@@ -74,6 +76,7 @@ class Saver:
         self._engine, self._spec, self._every = engine, spec, spec.checkpoint_every
         self._noted = noted
         self._writer = Writer(Path(spec.folder) / FOLDER, spec.keep) if is_main and spec.is_kept else None
+        self._prepared: Prepared | None = None
         # ``at``: after how many steps the last save was begun.
         self._since, self.at, self._warned = time.monotonic(), -1, False
         self.held = held_on(engine.part.device)
@@ -97,19 +100,30 @@ class Saver:
         """Whether the run saves by itself."""
         return self._every is not None
 
+    def prepare(self, position: Position) -> None:
+        """Do for ``save`` what needs no number that a device may still be computing.
+
+        Raises ``UsageError`` for state that cannot be stored, on the rank that writes.
+        """
+        if self._writer is not None:
+            spec, facts = self._spec, {**self._spec.facts, "noted": self._noted}
+            self._prepared = self._writer.prepare(
+                snapshot(self._engine, position, spec.plan, facts, self.options)
+            )
+
     def save(self, position: Position, run: dict[str, Any]) -> list[str]:
-        """Start to save; return lines for the user. ``run``: the loop's own state.
+        """Start to save what was prepared; return lines for the user. ``run``: the loop's own state.
 
         Never raises for what keeps a file from being written: see ``Writer``.
         """
         self._since, self.at = time.monotonic(), position.steps
-        if self._writer is None:
+        if self._writer is None or self._prepared is None:
             return []
-        # What the save before has to tell is complete once it has ended.
-        self._writer.wait()
+        prepared, self._prepared = self._prepared, None
+        prepared.add(RUN, run_of(position, run))
+        # The save before has ended: what it has to tell is complete.
         lines = self._told()
-        spec, facts = self._spec, {**self._spec.facts, "noted": self._noted}
-        self._writer.save(snapshot(self._engine, position, spec.plan, facts, self.options, run))
+        self._writer.save(prepared)
         return lines
 
     def stop(self, why: str) -> KwayError:

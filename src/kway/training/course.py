@@ -1,0 +1,33 @@
+"""How far an epoch has come, and how many seconds of training that took, whatever it was interrupted by."""
+
+from dataclasses import dataclass, field
+
+from kway.step.tally import Tally
+from kway.training.held import Stop
+
+
+@dataclass
+class Course:
+    """``step`` batches, ``samples``, ``seconds`` of training, ``taken`` optimizer steps.
+
+    ``since``: from when on seconds are to be added, but for ``stops``; ``None`` while it is paused.
+    """
+
+    tally: Tally
+    step: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    taken: int = 0
+    since: float | None = None
+    stops: list[Stop] = field(default_factory=list)
+
+    def passed(self, now: float) -> float:
+        """Return ``seconds`` at the time ``now``, at which the device has been waited for."""
+        if self.since is None:
+            return self.seconds
+        return self.seconds + now - self.since - sum(stop() for stop in self.stops)
+
+    def pause(self, now: float) -> None:
+        """Count no more until ``since`` is set."""
+        self.seconds, self.since = self.passed(now), None
+        self.stops.clear()
