@@ -159,11 +159,14 @@ def together(context, exactness, kind):
     return state
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("exactness", ["math", "bits"])
 def test_layers_of_two_open_jobs_compute_for_the_one_that_steps(ranks, exactness, kind):
     sizes = (1, 2, 3) if kind == "eager" else (1, 2)
-    one, *others = [state for size in sizes for state in ranks.run(together, exactness, kind, size=size)]
+    one, *others = [
+        state for size in sizes for state in ranks.run(together, exactness, kind, size=size, limit=240)
+    ]
     for other in others:
         for name, value in one.items():
             torch.testing.assert_close(other[name], value, rtol=0, atol=0 if exactness == "bits" else 1e-12)
@@ -183,7 +186,8 @@ def judged_and_copied(context, kind):
     return found, float(nn.functional.cross_entropy(p.model.eval()(X), Y))
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_is_judged_and_copied_while_its_job_is_open(ranks, kind):
-    for found, right in ranks.run(judged_and_copied, kind):
+    for found, right in ranks.run(judged_and_copied, kind, limit=240):
         assert found == pytest.approx(right, rel=1e-12)

@@ -1,6 +1,7 @@
 """Buffers over the pieces of a batch, those among them that a layer makes when it first runs."""
 
 import gc
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -129,13 +130,20 @@ def test_a_first_buffer_of_a_later_step_is_refused_where_a_device_had_no_sample(
         trained(ranks, later, 2, exactness="bits", shards=4)
 
 
-def test_what_listens_for_new_buffers_goes_with_its_model():
+def test_what_listens_for_new_buffers_is_never_taken_away_by_the_collector():
+    """It would change the hooks while torch goes through them."""
     gc.collect()
     before = len(torch_module._global_buffer_registration_hooks)
-    kept = KeptBuffers(nn.Linear(2, 2), [], SHARD)
+    model = nn.Linear(2, 2)
+    there, kept, gone = weakref.ref(model), KeptBuffers(model, [], SHARD), KeptBuffers(model, [], SHARD)
+    gone.close()
     assert len(torch_module._global_buffer_registration_hooks) == before + 1
-    del kept
-    assert len(torch_module._global_buffer_registration_hooks) == before
+    handle = kept._hook
+    del kept, gone, model
+    gc.collect()
+    assert there() is None
+    assert len(torch_module._global_buffer_registration_hooks) == before + 1
+    handle.remove()
 
 
 def test_what_listens_goes_with_its_job_and_not_with_the_collector(ranks):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
+from torch.utils.hooks import RemovableHandle
 
 from kway.comm.group import Group
 from kway.errors import RefusedError
@@ -65,22 +66,25 @@ class KeptBuffers:
         self._after: dict[Key, Tensor] | None = None
         # Whether any rank may hold one in this step: the same on all of them.
         self._some = self._first = True
-        self._listening = _listen(self)
+        self._hook: RemovableHandle | None = _listen(self)
 
     def close(self) -> None:
         """Hear of no new buffers any more.
 
-        At the end of a job, and not when the collector comes by: torch may be compiling code that calls the hooks then.
+        To be called at the end of a job. The collector must not do it: torch may be going through the hooks when it
+        comes by, or compiling code that does.
         """
-        self._listening()
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Hear of new buffers inside, also after ``close``."""
-        if self._listening.alive:
+        if self._hook is not None:
             yield
             return
-        self._listening = _listen(self)
+        self._hook = _listen(self)
         try:
             yield
         finally:
@@ -175,8 +179,8 @@ class KeptBuffers:
         return ".".join(part for part in (self._modules[place][0], name) if part)
 
 
-def _listen(kept: KeptBuffers) -> "weakref.finalize[..., KeptBuffers]":
-    """Tell ``kept`` of buffers that are new, for as long as it lives, or until what is returned is called.
+def _listen(kept: KeptBuffers) -> RemovableHandle:
+    """Tell ``kept`` of buffers that are new, until what is returned is removed.
 
     Torch keeps such a hook for all modules of a process; this one keeps no model alive.
     """
@@ -190,7 +194,7 @@ def _listen(kept: KeptBuffers) -> "weakref.finalize[..., KeptBuffers]":
         if (found := own()) is not None:
             found.registered(module, name, value)
 
-    return weakref.finalize(kept, register_module_buffer_registration_hook(hook).remove)
+    return register_module_buffer_registration_hook(hook)
 
 
 def _know(buffer: Tensor) -> Known:
