@@ -27,9 +27,10 @@ def places(tensors: Mapping[str, torch.Tensor]) -> dict[str, Place]:
     """Give each tensor its place, in their order, each in the order in memory that it has."""
     found, at = {}, 0
     for name, tensor in tensors.items():
-        dense = torch.empty_like(tensor, device="meta")
-        size = dense.numel() * dense.element_size()
-        found[name] = Place(at, size, tensor.dtype, tuple(tensor.shape), dense.stride())
+        # Most are contiguous; to have torch work out what the others' order is takes longer.
+        strides = (tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")).stride()
+        size = tensor.numel() * tensor.element_size()
+        found[name] = Place(at, size, tensor.dtype, tuple(tensor.shape), strides)
         at += math.ceil(size / _ALIGNED_TO) * _ALIGNED_TO
     return found
 
@@ -41,9 +42,14 @@ def size_of(where: Mapping[str, Place]) -> int:
 
 def views(memory: torch.Tensor, where: Mapping[str, Place]) -> dict[str, torch.Tensor]:
     """Return the tensors of ``where`` as views of ``memory``, bytes of shape (``size_of(where)``,) or longer."""
-    return {
-        name: memory[place.start : place.start + place.size]
-        .view(place.dtype)
-        .as_strided(place.shape, place.strides)
-        for name, place in where.items()
-    }
+    typed: dict[torch.dtype, torch.Tensor] = {}
+    for place in where.values():
+        if place.dtype not in typed:
+            whole = len(memory) // place.dtype.itemsize * place.dtype.itemsize
+            typed[place.dtype] = memory[:whole].view(place.dtype)
+    found = {}
+    for name, place in where.items():
+        held = typed[place.dtype]
+        start = held.storage_offset() + place.start // place.dtype.itemsize
+        found[name] = held.as_strided(place.shape, place.strides, start)
+    return found

@@ -18,13 +18,14 @@ from kway.errors import ReplicaError
 from kway.units import counted
 
 Tensor = torch.Tensor
-# As many numbers at a time, of small tensors together: few launches, and 48 MiB beside them.
+# As many words at a time, of small tensors together: few launches, and 48 MiB beside them.
 _PIECE = 1 << 21
 # Shifts bring high bits down, and odd factors low ones up.
 _MIX = ((32, 0x4C_D6_94_4C_5C_C2_0B_6D), (29, 0x2D_98_09_ED_C4_3C_3F_57))
-# Odd, so that places stay apart, and above what four bytes hold.
-_SPREAD = (1 << 33) + 7
-_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Odd, so that places stay apart.
+_SPREAD = 0x1B_D1_1B_DA_A9_FC_1A_23
+# Eight bytes are two words: of a product with a longer one nothing but the lowest bits of a factor would be left.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 @torch.no_grad()
@@ -44,29 +45,37 @@ def checksum(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def mixed(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return such a number, computed by the device: a sum modulo 2^64 of each number's bits and its place, mixed."""
-    # Two numbers each, where they are complex.
-    longest = min(_PIECE, sum(2 * tensor.numel() for tensor in tensors))
-    places = torch.arange(1, longest + 1, dtype=torch.int64, device=device) * _SPREAD
-    total = torch.zeros((), dtype=torch.int64, device=device)
-    before = 0
-    for piece in _pieces(tensors):
-        held = (places[: len(piece)] + before * _SPREAD % 2**62).add_(piece)
-        for shift, factor in _MIX:
-            held = held.bitwise_xor_(held >> shift).mul_(factor)
-        total += held.bitwise_xor_(held >> 29).sum()
-        before += len(piece)
-    return total
+    """Return such a number, computed by the device: the sum modulo 2^64 of all words, each times a factor of its own.
+
+    That is multilinear hashing (Carter and Wegman, 1979): factors that look like random ones of 64 bits leave 32 bits
+    by which two different lists of words are told apart. A piece takes two launches.
+    """
+    pieces = [*_pieces(tensors)]
+    if not pieces:
+        return torch.zeros((), dtype=torch.int64, device=device)
+    factors = _mix(torch.arange(1, max(map(len, pieces)) + 1, dtype=torch.int64, device=device))
+    sums = torch.stack([torch.sum(piece * factors[: len(piece)]) for piece in pieces])
+    # Odd, so that none of what a sum tells is lost.
+    own = _mix(torch.arange(-1, -len(pieces) - 1, -1, dtype=torch.int64, device=device)).bitwise_or_(1)
+    return sums.mul_(own).sum()
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """Overwrite whole numbers that are all different with ones that look random."""
+    numbers.mul_(_SPREAD)
+    for shift, factor in _MIX:
+        numbers.bitwise_xor_(numbers >> shift).mul_(factor)
+    return numbers.bitwise_xor_(numbers >> 29)
 
 
 def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield the bits of all tensors as whole numbers, in vectors of up to ``_PIECE``."""
+    """Yield the words of all tensors, in vectors of up to ``_PIECE``, none of them empty."""
     open_: dict[int, list[Tensor]] = {}
     lengths: dict[int, int] = {}
     for bits in map(_bits, tensors):
         width = bits.element_size()
-        for begin in range(0, len(bits), _PIECE):
-            part = bits[begin : begin + _PIECE]
+        parts = [bits] if 0 < len(bits) <= _PIECE else torch.split(bits, _PIECE) if len(bits) else ()
+        for part in parts:
             held = open_.setdefault(width, [])
             if held and lengths[width] + part.numel() > _PIECE:
                 yield torch.cat(open_.pop(width))
@@ -78,8 +87,10 @@ def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 def _bits(tensor: Tensor) -> Tensor:
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    flat = real.detach().resolve_neg().reshape(-1)
-    return flat.view(_WHOLE_NUMBERS[flat.element_size()])
+    flat = (real.resolve_neg() if real.is_neg() else real).detach().reshape(-1)
+    # A view of every second number, say, is flat and yet has gaps, which words of other sizes cannot have.
+    size = flat.element_size()
+    return (flat.contiguous() if size > 4 else flat).view(_WORDS[size])
 
 
 def check_replicas(
