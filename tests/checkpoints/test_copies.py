@@ -84,7 +84,10 @@ def test_what_a_gpu_holds_is_copied_whatever_its_dtype_and_order_in_memory():
               "z": torch.tensor([1 + 2j], device="cuda").conj(), "cpu": torch.ones(2),
               "bit": torch.tensor([True, False], device="cuda")}  # fmt: skip
     copies = Copies()
-    for _ in range(2):
+    for early in (False, True):
+        if early:
+            copies.ready(source)
+            source["view"] += 1
         copy = copies.take(source)
         copy.wait()
         assert list(copy.tensors) == list(source)
@@ -92,6 +95,7 @@ def test_what_a_gpu_holds_is_copied_whatever_its_dtype_and_order_in_memory():
         assert copy.tensors["last"].stride() == source["last"].stride()
     memory = copy.tensors["0"].untyped_storage().data_ptr()
     assert copies.take(source).tensors["0"].untyped_storage().data_ptr() == memory
+    copies.ready({"0": source["0"]})  # and then something else is taken after all
     del source["wide"]
     changed = copies.take(source)
     changed.wait()

@@ -77,6 +77,27 @@ def test_wait_returns_when_the_save_is_durable(tmp_path):
     assert writer.saved == [0, 1, 2, 3, 4]
 
 
+def test_what_was_prepared_is_copied_when_it_is_saved(tmp_path):
+    weight = torch.ones(10)
+    with Writer(tmp_path / "c") as writer:
+        writer.save(Snapshot(1, 0, {"w": weight}, {}))
+        prepared = writer.prepare(Snapshot(2, 0, {"w": weight}, {"early": {"w": weight}}))
+        assert writer.saved == [1]
+        weight.fill_(3)
+        prepared.add("late", {"number": 7, "w": weight})
+        writer.save(prepared)
+        weight.zero_()
+    read = newest(tmp_path / "c")
+    assert [float(held["w"].sum()) for held in (read.weights(), read.part("early"), read.part("late"))] == [
+        30
+    ] * 3
+    assert read.part("late")["number"] == 7
+    with pytest.raises(UsageError, match="closed writer"):
+        writer.save(prepared)
+    with pytest.raises(UsageError, match=r"late\['x'\] is a builtins.object"):
+        prepared.add("late", {"x": object()})
+
+
 def test_leaving_with_an_error_waits_too(gate, tmp_path):
     def leave():
         with Writer(tmp_path / "c") as writer:

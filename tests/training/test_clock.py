@@ -32,6 +32,35 @@ def test_windows_leave_out_the_first_steps_and_pauses(now):
     assert clock.step_s == pytest.approx(2.0)
 
 
+def test_what_is_left_out_is_asked_for_only_when_the_window_closes(now):
+    clock, asked = StepClock(CPU), []
+    clock.resume()
+    for step in range(WARM_UP + WINDOW):
+        now.s += 1.0
+        if step == WARM_UP + 4:
+            now.s += 1000.0
+            clock.leave_out(lambda: asked.append("first") or 600.0)
+            clock.leave_out(lambda: asked.append("second") or 400.0)
+        assert asked == []
+        clock.step()
+    assert asked == ["first", "second"]
+    assert clock.windows == pytest.approx([1.0])
+
+
+def test_while_it_is_paused_there_is_nothing_to_leave_out(now):
+    clock = StepClock(CPU)
+    clock.resume()
+    for step in range(WARM_UP + WINDOW):
+        now.s += 1.0
+        if step == WARM_UP + 4:
+            clock.pause()
+            now.s += 1000.0
+            clock.leave_out(lambda: 1000.0)
+            clock.resume()
+        clock.step()
+    assert clock.windows == pytest.approx([1.0])
+
+
 def test_without_a_whole_window_there_is_no_time(now):
     clock = StepClock(CPU)
     clock.resume()
