@@ -107,10 +107,25 @@ class Status:
 
     def at(self, phase: str, step: int | None = None) -> None:
         """Enter a phase (one of ``PHASES``); ``step``: the number of the optimizer step that is begun, from 1."""
-        self._code = _CODES[phase]
+        self._code = code = _CODES[phase]
         if step is not None:
             self._step = step
-        self._write(_now())
+        # As ``_write`` does, without a call: this is done twice a step, of which it is the largest part of the channel.
+        self._turn = turn = self._turn + 1
+        place = self._next
+        self._next, self._place = self._place, place
+        _write_line(
+            self._memory,
+            place,
+            turn,
+            self._step,
+            self._calls,
+            _now(),
+            code,
+            self._inside,
+            self._kind,
+            turn,
+        )
 
     def beat(self) -> None:
         """Give a sign of life: something got done, though the phase goes on."""
