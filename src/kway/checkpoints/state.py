@@ -64,8 +64,7 @@ def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     shape, strides = tuple(tensor.shape), tensor.stride()
     if tensor.numel() == 0:
         return (id(tensor), shape, tensor.dtype)
-    start = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size()
-    return (tensor.device, start, shape, strides, tensor.dtype, tensor.is_conj(), tensor.is_neg())
+    return (tensor.device, tensor.data_ptr(), shape, strides, tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
 
 def check_storable(tensor: torch.Tensor, place: str) -> None:

@@ -25,7 +25,9 @@ def add_buffer(module: nn.Module, name: str, value: torch.Tensor, persistent: bo
 
 def names_of(model: nn.Module) -> frozenset[str]:
     """Return the names of a model's tensors, by which ``made_since`` knows what is new."""
-    return frozenset(name for name, value in model.state_dict().items() if isinstance(value, torch.Tensor))
+    return frozenset(
+        name for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)
+    )
 
 
 def made_since(names: frozenset[str], model: nn.Module) -> dict[str, str]:
