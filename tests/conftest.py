@@ -1,5 +1,6 @@
 """What tests share: a warm pool of ranks, a look at what they leave behind, and folders of their own."""
 
+import gc
 import os
 import signal
 import sys
@@ -129,6 +130,17 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[int
     while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, f"processes that outlived the test: {left}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Leave what imports and collection make, a million objects for the whole session, out of each look for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -40,15 +40,17 @@ def serve(control: int) -> Callable[[], Any]:
 
     Returns, in what was forked, what it has to do. The caller does that at the bottom of its stack.
     """
+    # What is there now is not looked through again, and so not copied, by each that is forked. Nor while it is
+    # imported, which would take longer than the rest of that.
+    gc.disable()
     for name in IMPORTED:
         import_module(name)
     # Under no name: what is forked knows no module of the tests. It is for the ranks of commands.
     forked = ModuleType("forked")
     file = Path(sys.argv[3]).with_name("forked.py")
     exec(compile(file.read_text(), str(file), "exec"), vars(forked))
-    # What is there now is not looked through again, and so not copied, by each that is forked.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     wire = socket.socket(fileno=control)
     wire.sendall(f"{threads} threads".encode() if threads > 1 else b"ready")

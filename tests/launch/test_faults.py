@@ -112,6 +112,7 @@ def test_peers_in_a_collective_are_not_waited_for_nor_blamed():
     assert seconds < 20
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_killed_rank_is_the_cause_not_the_peer_that_lost_it():
     def task(context):
         dist.barrier()
@@ -119,7 +120,7 @@ def test_a_killed_rank_is_the_cause_not_the_peer_that_lost_it():
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(torch.ones(4))
 
-    error, _ = fails(task, group=True, ranks=2)
+    error, _ = fails(task, group=True, ranks=2, threads=1)
     assert (error.rank, error.exit_code) == (1, 137)
 
 

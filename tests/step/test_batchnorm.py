@@ -15,7 +15,6 @@ from kway.step.batchnorm import global_statistics
 from kway.step.presence import Presence
 
 PARTS = {2: [[3, 2], [4, 1], [5, 0], [0, 5]], 3: [[2, 2, 1], [0, 5, 0], [1, 0, 4]]}
-CUTS = [parts for group in PARTS.values() for parts in group]
 
 
 def draw(*shape, seed=0):
@@ -95,6 +94,11 @@ def on_rank(context, layer, x, parts, training=True):
     return found
 
 
+def on_rank_by_each(context, layer, x, cuts):
+    """The same for each way to cut a batch, in one task: each has a layer of its own."""
+    return [on_rank(context, copy.deepcopy(layer), x, parts) for parts in cuts]
+
+
 def plain(kind, options, x, training=True):
     """Torch's own layer on the whole batch. SyncBatchNorm refuses the CPU: it is BatchNorm2d there."""
     kind = nn.BatchNorm2d if kind is nn.SyncBatchNorm else kind
@@ -122,9 +126,10 @@ def check(found, expected, parts):
 def test_training_equals_torch_on_the_whole_batch(ranks, name, options):
     kind, x = INPUTS[name]
     expected = plain(kind, options, x)
-    for parts in CUTS:
-        found = ranks.run(on_rank, layer_of(kind, options), x, parts, size=len(parts))
-        check(found, expected, parts)
+    for size, cuts in PARTS.items():
+        by_rank = ranks.run(on_rank_by_each, layer_of(kind, options), x, cuts, size=size)
+        for parts, found in zip(cuts, zip(*by_rank, strict=True), strict=True):
+            check(found, expected, parts)
 
 
 @pytest.mark.parametrize("name", INPUTS)

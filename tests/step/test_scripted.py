@@ -34,10 +34,10 @@ def scripted():
 def test_layers_in_compiled_code_are_refused_where_a_batch_is_cut(ranks, devices, level, refused):
     job = job_of(scripted)
     if not refused:
-        kway.train(job, devices=devices, exactness=level, epochs=1, echo=False)
+        kway.train(job, devices=devices, exactness=level, epochs=1, ranks=ranks, echo=False)
         return
     with pytest.raises(kway.RefusedError, match=r"'1' \(scripted\)"):
-        kway.train(job, devices=devices, exactness=level, epochs=1, echo=False)
+        kway.train(job, devices=devices, exactness=level, epochs=1, ranks=ranks, echo=False)
 
 
 class Backbone(nn.Module):
@@ -58,7 +58,7 @@ class Backbone(nn.Module):
 
 def test_layers_in_compiled_code_that_use_no_batch_statistics_are_welcome(ranks):
     job = job_of(Backbone)
-    kway.train(job, devices="cpu:2", epochs=1, echo=False)
+    kway.train(job, devices="cpu:2", epochs=1, ranks=ranks, echo=False)
     model = scripted()
     judged = job_of(model)
     alone = kway.evaluate(judged, devices="cpu:1", strategy="single")
@@ -133,10 +133,17 @@ class Holding(nn.Module):
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_what_compiled_code_computes_decides(made):
+def test_what_compiled_code_computes_decides(ranks, made):
     make, refused = MADE[made]
     job = job_of(lambda: Holding(make))
-    options = {"devices": "cpu:1", "exactness": "bits", "shards": 2, "epochs": 1, "echo": False}
+    options = {
+        "devices": "cpu:1",
+        "exactness": "bits",
+        "shards": 2,
+        "epochs": 1,
+        "echo": False,
+        "ranks": ranks,
+    }
     if not refused:
         kway.train(job, **options)
         return

@@ -1,6 +1,7 @@
 """A model's own names, whatever wraps it: files from wrapped and bare models are the same."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,9 +34,9 @@ def own_name(model: nn.Module, name: str) -> str:
     return ".".join(kept)
 
 
-def own_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of ``model.state_dict()`` by their own names; not copies."""
-    state = model.state_dict(keep_vars=True)
+def own_weights(model: nn.Module, state: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
+    """Return the tensors of ``model.state_dict()`` by their own names; not copies. ``state``: that, where it is known."""
+    state = model.state_dict(keep_vars=True) if state is None else state
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     if not any(_wrapped(module) for module in model.modules()):
         return tensors  # a training loop asks between two steps: to follow each name would take milliseconds

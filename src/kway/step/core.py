@@ -1,6 +1,7 @@
 """What every kind of step shares: model, loss, precision, optimizer, schedule."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -207,10 +208,9 @@ class StepCore(ABC):
         """The parameters that the model had when this step began, by its names: what the optimizer was made of."""
         return self._roster.parameters
 
-    @property
-    def made(self) -> dict[str, str]:
-        """What the model has made since it was built: see ``kway.step.made``."""
-        return made_since(self._built, self.model)
+    def made(self, state: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """Return what the model has made since it was built: see ``kway.step.made``."""
+        return made_since(self._built, self.model, state)
 
     def output(self, batch: Any) -> Any:
         """Run the model alone on one collated batch, which need not hold a target."""

@@ -1,6 +1,7 @@
 """What a model has made since it was built, when it first ran, given to another copy of it that has not run."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,18 +24,22 @@ def add_buffer(module: nn.Module, name: str, value: torch.Tensor, persistent: bo
         module.register_buffer(name, value, persistent=False)
 
 
-def names_of(model: nn.Module) -> frozenset[str]:
-    """Return the names of a model's tensors, by which ``made_since`` knows what is new."""
-    return frozenset(
-        name for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)
-    )
+def names_of(model: nn.Module, state: Mapping[str, Any] | None = None) -> frozenset[str]:
+    """Return the names of a model's tensors, by which ``made_since`` knows what is new.
 
-
-def made_since(names: frozenset[str], model: nn.Module) -> dict[str, str]:
-    """Return what each tensor is that ``model`` has and ``names`` lack: ``buffer``, or a ``frozen`` or ``trained``
-    parameter.
+    ``state``: its ``state_dict``, where that is known.
     """
-    new = sorted(names_of(model) - names)
+    state = model.state_dict(keep_vars=True) if state is None else state
+    return frozenset(name for name, value in state.items() if isinstance(value, torch.Tensor))
+
+
+def made_since(
+    names: frozenset[str], model: nn.Module, state: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Return what each tensor is that ``model`` has and ``names`` lack: ``buffer``, or a ``frozen`` or ``trained``
+    parameter. ``state``: as for ``names_of``.
+    """
+    new = sorted(names_of(model, state) - names)
     held = dict(model.named_parameters(remove_duplicate=False)) if new else {}
     return {
         name: ("trained" if held[name].requires_grad else "frozen") if name in held else BUFFER

@@ -17,20 +17,20 @@ from kway.step.made import add_buffer, add_made
 OPTIONAL = ("modules", "schedule", "scaler", "ema")
 
 
-def parts_of(step: StepCore) -> dict[str, Any]:
+def parts_of(step: StepCore, saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the state by part, as ``checkpoints.state.flatten`` takes it; tensors are the step's own, not copies.
 
     ``optimizer`` by name; ``buffers`` that are not in the model's ``state_dict``; ``modules``: what modules keep
     beside tensors; ``made``: which weights the model made when it ran; ``schedule``, ``scaler`` and ``ema`` where the
-    job has them.
+    job has them. Argument ``saved``: the model's ``state_dict``, where it is known: to make one takes a while.
     """
     parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, step.model.named_parameters())}
-    saved = step.model.state_dict(keep_vars=True)
+    saved = step.model.state_dict(keep_vars=True) if saved is None else saved
     if buffers := _besides(saved, step.model):
         parts["buffers"] = buffers
     if extra := {k: v for k, v in saved.items() if not isinstance(v, torch.Tensor)}:
         parts["modules"] = extra
-    if made := step.made:
+    if made := step.made(saved):
         parts["made"] = made
     if step.schedule is not None:
         parts["schedule"] = step.schedule.state_dict()

@@ -137,14 +137,14 @@ class Engine:
         """Raise ``MispairedError`` where ranks took other steps than the rest: see ``StepCore.compare``."""
         self._step.compare(again)
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self, saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the state that the next step depends on beside the weights: see ``kway.step.state``."""
-        return parts_of(self._step)
+        return parts_of(self._step, saved)
 
     @property
     def made(self) -> dict[str, str]:
         """What the model has made since it was built, by name: see ``kway.step.made``."""
-        return self._step.made
+        return self._step.made()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint's weights and state. Raises ``UsageError`` where they do not fit."""

@@ -40,14 +40,15 @@ def snapshot(
 
     ``options``: see ``options_of``.
     """
+    state = engine.model.state_dict(keep_vars=True)
     parts = {
-        **engine.parts(),
+        **engine.parts(state),
         "job": facts,
         "options": options,
         "plan": {**plan.to_dict(), "devices": plan.devices},
         "within": engine.holds_within,
     }
-    return Snapshot(position.steps, position.epoch, own_weights(engine.model), parts)
+    return Snapshot(position.steps, position.epoch, own_weights(engine.model, state), parts)
 
 
 def run_of(position: Position, run: dict[str, Any]) -> dict[str, Any]:
