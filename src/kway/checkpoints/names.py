@@ -35,7 +35,7 @@ def own_name(model: nn.Module, name: str) -> str:
 
 
 def own_weights(model: nn.Module, state: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of ``model.state_dict()`` by their own names; not copies. ``state``: that, where it is known."""
+    """Return the tensors of ``model.state_dict()`` by their own names; not copies. ``state``: what that is."""
     state = model.state_dict(keep_vars=True) if state is None else state
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     if not any(_wrapped(module) for module in model.modules()):
