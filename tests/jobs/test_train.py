@@ -70,6 +70,8 @@ def test_an_instance_holds_the_trained_weights(ranks, size):
     assert run.model is model
     assert not torch.equal(model[0].weight, start["0.weight"])
     assert fingerprint(model.state_dict(), unique_names(model)) == run.record.weights_sha256
+    odd = {"w": torch.ones(4, dtype=torch.float64)[::4]}
+    assert fingerprint(odd, ["w"]) == fingerprint({"w": torch.ones(1, dtype=torch.float64)}, ["w"])
     assert not any("forward" in vars(module) for module in model.modules())
     assert int(model[1].num_batches_tracked) == 6
 

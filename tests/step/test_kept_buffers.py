@@ -203,3 +203,14 @@ def test_a_job_is_judged_after_its_end_as_before():
     assert model.factor is not None
     assert len(torch_module._global_buffer_registration_hooks) == before
     assert p.evaluate() == first
+
+
+def test_an_opening_that_fails_leaves_nothing_that_listens(monkeypatch):
+    def full(self):
+        raise RuntimeError("out of memory")
+
+    before = len(torch_module._global_buffer_registration_hooks)
+    monkeypatch.setattr("kway.step.shards.ShardStep._lay_out", full)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        kway.train(job_of(), devices="cpu:1", exactness="bits", shards=2, epochs=1, echo=False)
+    assert len(torch_module._global_buffer_registration_hooks) == before

@@ -131,6 +131,18 @@ class Turned(nn.Module):
         return (output - target) ** 2 * self.weight.shape[0]
 
 
+class LaidOut(nn.Module):
+    """Gives its numbers the shape in which they are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.tensor([1.0, 2.0]))
+
+    def forward(self, output, target):
+        self.weight = self.weight.view(-1, 1)
+        return (output - target) ** 2 * self.weight
+
+
 class Quantised(nn.Module):
     """Holds numbers of a dtype for which little is defined."""
 
@@ -146,7 +158,7 @@ class Quantised(nn.Module):
 @pytest.mark.parametrize(
     ("loss", "name"),
     [
-        (Cached, None), (Lazy, "mask"), (Registered, "centre"), (Undefined, None), (Turned, "weight"),
+        (Cached, None), (Lazy, "mask"), (Registered, "centre"), (Undefined, None), (Turned, "weight"), (LaidOut, None),
         (Quantised, None),
     ],
 )  # fmt: skip

@@ -241,6 +241,8 @@ BOTH = pytest.mark.parametrize("checksum", [checksum, mixed], ids=["on the host"
         torch.randn(7),
         torch.randn(3, 5, dtype=torch.float64).t(),
         torch.randn(8)[::2],
+        torch.randn(8, dtype=torch.float64)[::8],
+        torch.randn(4, dtype=torch.complex128)[::4].imag,
         torch.randn(3, 3).diagonal(),
         torch.randn(4, dtype=torch.bfloat16),
         torch.randn(4, dtype=torch.complex64).conj(),

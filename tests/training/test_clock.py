@@ -47,6 +47,17 @@ def test_what_is_left_out_is_asked_for_only_when_the_window_closes(now):
     assert clock.windows == pytest.approx([1.0])
 
 
+def test_what_stopped_the_first_steps_is_no_part_of_a_window(now):
+    clock = StepClock(CPU)
+    clock.resume()
+    for step in range(WARM_UP + WINDOW):
+        now.s += 1.0
+        if step == 0:
+            clock.leave_out(lambda: 500.0)
+        clock.step()
+    assert clock.windows == pytest.approx([1.0])
+
+
 def test_while_it_is_paused_there_is_nothing_to_leave_out(now):
     clock = StepClock(CPU)
     clock.resume()

@@ -32,6 +32,20 @@ def test_only_what_the_steps_lose_counts(stops, held):
     assert clock.seconds() == pytest.approx(held)
 
 
+def test_what_has_passed_of_a_stop_is_known_before_it_ends():
+    device = Device()
+    clock = DeviceHeld(device.point)
+    device.work(5.0)
+    clock.begins()
+    device.now += 3.0
+    assert clock.so_far() == 0.0
+    assert device.now == 5.0
+    device.now += 2.0
+    assert clock.so_far() == pytest.approx(2.0)
+    assert clock.ends()() == pytest.approx(2.0)
+    assert clock.seconds() == pytest.approx([2.0])
+
+
 def test_nothing_held_is_an_empty_list_and_waits_for_nothing():
     device = Device()
     assert DeviceHeld(device.point).seconds() == []
@@ -43,6 +57,6 @@ def test_a_cpu_stands_still_while_the_host_does_something_else():
     assert isinstance(clock, HostHeld)
     for _ in range(2):
         clock.begins()
-        clock.ends()
+        assert 0 <= clock.so_far() <= clock.ends()()
     assert len(clock.seconds()) == 2
     assert all(0 <= seconds < 60 for seconds in clock.seconds())

@@ -42,6 +42,7 @@ class Followed:
         self.module = _copied(source, source).to(device=device, dtype=floating)
         prepare(self.module)
         self._kept = _buffers(self.module)
+        self._laid_out: set[tuple[int, str]] = set()
         # A buffer that ``moved`` has found to be new.
         self.made: str | None = None
 
@@ -98,6 +99,8 @@ class Followed:
             made = held is None and now is not None
             if made:
                 self.made = name
+            elif self._is_laid_out(table, name, now, held):
+                pass
             elif now is None or held is None or now is held or not _equal(now, held):
                 return name
         if other or sum(len(inner._buffers) for inner in self.module.modules()) != len(self._kept):
@@ -106,6 +109,16 @@ class Followed:
             new = (name for table, name, _, _ in self._kept if (id(table), name) not in known)
             self.made = next(new, self.made)
         return None
+
+    def _is_laid_out(
+        self, table: dict[str, Any], name: str, now: torch.Tensor | None, held: torch.Tensor | None
+    ) -> bool:
+        """Whether a buffer has the same numbers in another shape for the first time: it may be laid out once."""
+        if now is None or held is None or now.shape == held.shape or now.numel() != held.numel():
+            return False
+        first = (id(table), name) not in self._laid_out
+        self._laid_out.add((id(table), name))
+        return first and _equal(now.reshape(-1), held.reshape(-1))
 
     def _take_over(self, own: dict[str, Any], held: dict[str, Any], name: str) -> None:
         if name not in own:

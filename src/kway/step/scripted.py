@@ -1,6 +1,8 @@
 """Batch normalisation in TorchScript: compiled code, in which nobody can put the statistics of the whole batch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -8,49 +10,29 @@ from torch import nn
 
 from kway.errors import RefusedError
 
-_jit: Any = torch.jit
 # Which input says whether batch statistics are used.
 _TRAINING = {"aten::batch_norm": 5, "aten::native_batch_norm": 5, "aten::_native_batch_norm_legit": 5}
+# What a value in compiled code is now, ``None`` where that cannot be said. Argument: whether modes count, or are about
+# to be those of evaluation.
+Read = Callable[[bool], bool | None]
 
 
 @dataclass(frozen=True)
 class Scripted:
-    """A scripted part of a model that normalises. ``always``: it uses batch statistics, whatever its mode.
-
-    ``layers``: of those parts of it that choose by their mode, name and module.
-    """
+    """A place in compiled code that normalises. ``name``: the layer. ``uses``: whether by batch statistics."""
 
     name: str
-    always: bool
-    layers: list[tuple[str, nn.Module]]
-
-    def using(self, trains: bool) -> str | None:
-        """Name a layer that may use batch statistics now: a traced one does for good what it did then."""
-        if self.always:
-            return self.name
-        return next(
-            (name for name, module in self.layers if (trains and module.training) or _bare(module)), None
-        )
+    uses: Read
 
 
 def scripted(model: nn.Module) -> list[Scripted]:
-    """List the scripted parts of ``model`` in which there is batch normalisation, outermost ones alone."""
-    found: list[Scripted] = []
-    inside: set[int] = set()
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.jit.ScriptModule) or id(module) in inside:
-            continue
-        chosen = _choices(module)
-        if chosen is None:
-            continue
-        inside |= {id(inner) for inner in module.modules()}
-        if not chosen:
-            continue
-        named = [(".".join(p for p in (name, inner) if p), part) for inner, part in module.named_modules()]
-        # Where none has statistics of its own, any of them may be what normalises.
-        own = [(where, part) for where, part in named if hasattr(part, "running_mean")] or named
-        found.append(Scripted(name, True in chosen, own if None in chosen else []))
-    return found
+    """List what normalises in the scripted and traced parts of ``model``, whichever of their methods is called."""
+    return [
+        found
+        for name, module in model.named_modules()
+        if isinstance(module, torch.jit.ScriptModule)
+        for found in _places(name, module)
+    ]
 
 
 def check_scripted(found: list[Scripted], trains: bool = True) -> None:
@@ -58,29 +40,83 @@ def check_scripted(found: list[Scripted], trains: bool = True) -> None:
 
     ``trains``: whether modes count; else all are about to be those of evaluation.
     """
-    for part in found:
-        if (name := part.using(trains)) is not None:
+    for place in found:
+        if place.uses(trains) is not False:
+            what = f"layer {place.name!r}" if place.name else "the model"
             raise RefusedError(
-                f"layer {name!r} (scripted) computes batch statistics in compiled code",
+                f"{what} (scripted) computes batch statistics in compiled code",
                 "kway must know how to compute them over the whole batch",
                 "give kway the model as it was before torch.jit, or let the layer use its running statistics: scripted "
                 "code in evaluation mode (.eval()), traced code when it is traced",
             )
 
 
-def _choices(module: Any) -> list[bool | None] | None:
-    """Return what each normalisation was compiled with, ``None`` where that is computed from the module's mode.
+def _places(name: str, module: Any) -> list[Scripted]:
+    # Each part by itself too: Python may call it, and what is forked or behind an interface is in no other graph.
+    compiled = module._c
+    found = []
+    for method in compiled._method_names():
+        # Nodes live as long as their graph is held.
+        graph = compiled._get_method(method).inlined_graph
+        for kind, at in _TRAINING.items():
+            for node in graph.findAllNodes(kind, True):
+                inputs = [*node.inputs()]
+                own, _ = _owner(inputs[3], module)
+                found.append(Scripted(".".join(filter(None, (name, own))), _read(inputs[at], module)))
+    return found
 
-    ``None`` in all for a module without a forward pass, whose parts are called one by one.
+
+def _owner(value: Any, module: Any) -> tuple[str, Any]:
+    """Return name and module, seen from ``module``, of what an attribute in its code belongs to; ``None`` where it is
+    none.
     """
-    graph = getattr(module, "inlined_graph", None)
-    if graph is None:
-        return None
-    # Nodes live as long as their graph is held.
-    nodes = [(node, at) for kind, at in _TRAINING.items() for node in graph.findAllNodes(kind, True)]
-    values = [[*node.inputs()][at].toIValue() for node, at in nodes]
-    return [None if value is None else bool(value) for value in values]
+    names: list[str] = []
+    node = value.node()
+    while node.kind() == "prim::GetAttr":
+        names.insert(0, node.s("name"))
+        node = next(node.inputs()).node()
+    if not names or node.kind() != "prim::Param":
+        return "", None
+    # Not get_submodule, which compiled modules do not have.
+    return ".".join(names[:-1]), reduce(getattr, names[:-1], module)
 
 
-def _bare(module: nn.Module) -> bool:
-    return getattr(module, "running_mean", module) is None
+def _read(value: Any, module: Any) -> Read:
+    """Return what reads a condition in the code of ``module``."""
+    node = value.node()
+    constant, kind = value.toIValue(), node.kind()
+    if isinstance(constant, bool):
+        return lambda trains: constant
+    inputs = [*node.inputs()]
+    if kind == "prim::GetAttr":
+        _, owner = _owner(value, module)
+        return _attribute(owner, node.s("name"))
+    if kind == "aten::__not__":
+        turned = _read(inputs[0], module)
+        return lambda trains: None if (known := turned(trains)) is None else not known
+    if kind == "prim::If":
+        at = [output.debugName() for output in node.outputs()].index(value.debugName())
+        ways = [_read([*block.outputs()][at], module) for block in node.blocks()]
+        return _either(_read(inputs[0], module), *ways)
+    return lambda trains: None
+
+
+def _attribute(owner: Any, name: str) -> Read:
+    def read(trains: bool) -> bool | None:
+        if name == "training" and not trains:
+            return False
+        found = getattr(owner, name, None)
+        return found if isinstance(found, bool) else None
+
+    return read
+
+
+def _either(condition: Read, then: Read, otherwise: Read) -> Read:
+    def read(trains: bool) -> bool | None:
+        known = condition(trains)
+        if known is not None:
+            return then(trains) if known else otherwise(trains)
+        first = then(trains)
+        return first if first == otherwise(trains) else None
+
+    return read

@@ -52,8 +52,9 @@ class ShardStep(StepCore):
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
         self.first = held[group.rank][0]
         self._tree = TreeReducer(group.apart(), shards, held)
-        self.kept: KeptBuffers = KeptBuffers(model, [*statistics.layers], SHARD)
         self._lay_out()
+        # Last: what it begins to listen to has to be closed.
+        self.kept: KeptBuffers = KeptBuffers(model, [*statistics.layers], SHARD)
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed: see ``StepCore.prepare``."""

@@ -88,9 +88,11 @@ def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 def _bits(tensor: Tensor) -> Tensor:
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     flat = (real.resolve_neg() if real.is_neg() else real).detach().reshape(-1)
-    # A view of every second number, say, is flat and yet has gaps, which words of other sizes cannot have.
     size = flat.element_size()
-    return (flat.contiguous() if size > 4 else flat).view(_WORDS[size])
+    if size > 4 and flat.stride(0) != 1:
+        # A view of every second number, say, is flat and yet has gaps, which words of other sizes cannot have.
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(_WORDS[size])
 
 
 def check_replicas(

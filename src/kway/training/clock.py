@@ -69,6 +69,7 @@ class StepClock:
             self._to_skip -= 1
             if not self._to_skip:
                 self._elapsed = 0.0
+                self._stops.clear()
                 self.resume()
             return
         self._steps += 1

@@ -1,5 +1,6 @@
 """How far an epoch has come, and how many seconds of training that took, whatever it was interrupted by."""
 
+import time
 from dataclasses import dataclass, field
 
 from kway.step.tally import Tally
@@ -26,6 +27,14 @@ class Course:
         if self.since is None:
             return self.seconds
         return self.seconds + now - self.since - sum(stop() for stop in self.stops)
+
+    def state(self, stopped: Stop) -> list[float]:
+        """Return what a later run goes on from, beside ``tally`` and ``step``: the next fields in order.
+
+        ``stopped``: how long training has stood still by now. The device has been waited for.
+        """
+        held = 0.0 if self.since is None else stopped()
+        return [self.samples, self.passed(time.perf_counter()) - held, self.taken]
 
     def pause(self, now: float) -> None:
         """Count no more until ``since`` is set."""

@@ -23,6 +23,9 @@ class Held(Protocol):
     def begins(self) -> None:
         """All that the device has to do for the steps so far has been given to it."""
 
+    def so_far(self) -> float:
+        """Return how long the stop that has begun has taken. The device is waited for."""
+
     def ends(self) -> Stop:
         """What is given to the device from now on belongs to the next step; return this stop."""
 
@@ -39,6 +42,10 @@ class HostHeld:
     def begins(self) -> None:
         """Start the clock."""
         self._begun = time.perf_counter()
+
+    def so_far(self) -> float:
+        """Read the clock."""
+        return time.perf_counter() - self._begun
 
     def ends(self) -> Stop:
         """Stop the clock."""
@@ -63,6 +70,13 @@ class DeviceHeld:
         """Set a point behind the steps so far."""
         self._end = self._make()
         self._end.record()
+
+    def so_far(self) -> float:
+        """Set a point behind all that the device has been given, and wait for it."""
+        assert self._end is not None, "so_far() without begins()"
+        now = self._make()
+        now.record()
+        return _between(self._end, now)
 
     def ends(self) -> Stop:
         """Set a point before the next step: at once where the device has run dry, else behind what it was given."""

@@ -251,13 +251,12 @@ class Loop:
         self._notice_buffers(self.engine.equalise())
         course, group = self.course, self.engine.part.batch_group
         watch = self.watch.state()
-        passed = 0.0 if course is None else course.passed(time.perf_counter())
         run = {
             "rows": self.rows,
             "notices": self.notices,
             "watch": watch,
             "validation": None if self.validation is None else self.validation.state(),
-            "course": None if course is None else [course.samples, passed, course.taken],
+            "course": None if course is None else course.state(self.saver.held.so_far),
             "tally": None if course is None else course.tally.state(group),
         }
         for line in self.saver.save(position, run):

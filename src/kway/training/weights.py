@@ -30,7 +30,8 @@ def fingerprint(state: dict[str, torch.Tensor], names: list[str]) -> str:
     """Return the SHA-256 over names, dtypes, shapes and little-endian bytes of ``state``, in the order of names."""
     digest = hashlib.sha256()
     for name in names:
-        value = state[name].detach().cpu().contiguous()
+        # A copy, where a single number has the stride of a view with gaps.
+        value = state[name].detach().cpu().clone(memory_format=torch.contiguous_format)
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         real = torch.view_as_real(value) if value.is_complex() else value
         flat = real.reshape(-1).view(torch.uint8).numpy()
