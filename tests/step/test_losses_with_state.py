@@ -143,6 +143,16 @@ class LaidOut(nn.Module):
         return (output - target) ** 2 * self.weight
 
 
+def test_what_is_laid_out_may_be_changed_between_steps():
+    plain = LaidOut()
+    rule = rule_for(plain, CPU)
+    for weight in ([1.0, 2.0], [2.0, 1.0], [5.0, 5.0]):
+        plain.weight = torch.tensor(weight)
+        rule.changed()
+        rule(torch.ones(2, 1), torch.zeros(2, 1), 2)
+        rule.check_moved(cut=True)
+
+
 class Quantised(nn.Module):
     """Holds numbers of a dtype for which little is defined."""
 

@@ -139,6 +139,26 @@ class Forked(nn.Module):
         return torch.jit.wait(torch.jit.fork(self.norm, x))
 
 
+class Helped(Function):
+    """Has another method normalise, which is told how."""
+
+    def norm(self, x, training: bool):
+        return nn.functional.batch_norm(x, self.mean, self.var, training=training)
+
+    def forward(self, x):
+        return self.norm(x, self.training)
+
+
+class Branched(Function):
+    """Normalises in another place for each mode."""
+
+    def forward(self, x):
+        if self.training:
+            return nn.functional.batch_norm(x, self.mean, self.var, training=True)
+        else:  # noqa: RET505 - TorchScript reads it so
+            return nn.functional.batch_norm(x, self.mean, self.var, training=False)
+
+
 def of_samples_too():
     """Running statistics beside a layer that has none, since it looks at single samples."""
     return torch.jit.script(
@@ -149,6 +169,11 @@ def of_samples_too():
 MADE = {
     "flag": (lambda: torch.jit.script(Plain(True)).eval(), True),
     "no flag": (lambda: torch.jit.script(Plain(False)), False),
+    "told": (lambda: torch.jit.script(Helped()), True),
+    "told, at rest": (lambda: torch.jit.script(Helped()).eval(), False),
+    "branched": (lambda: torch.jit.script(Branched()), True),
+    "branched, at rest": (lambda: torch.jit.script(Branched()).eval(), False),
+    "frozen": (lambda: torch.jit.freeze(torch.jit.script(nn.BatchNorm1d(4)).eval()), False),
     "computed": (lambda: torch.jit.script(Flagged(False)), True),
     "another method": (lambda: torch.jit.script(Beside()), True),
     "another method, at rest": (lambda: torch.jit.script(Beside()).eval(), False),
@@ -179,7 +204,7 @@ class Holding(nn.Module):
     def __init__(self, make):
         super().__init__()
         self.before, self.held, self.head = nn.Linear(3, 4), make(), nn.Linear(4, 2)
-        self.mode = self.held.training
+        self.mode = getattr(self.held, "training", False)
 
     def train(self, mode=True):
         super().train(mode)

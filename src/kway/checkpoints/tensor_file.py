@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from kway.checkpoints.dtypes import AS_BYTES, NATIVE, PAIRED
 from kway.checkpoints.durable import DurableFile
 from kway.errors import UsageError
+from kway.flat import flat
 
 _PAIRS, _BYTES = "complex128", "bytes"
 _ALIGN = 64  # bytes, so that numbers of every size can be read where they lie
@@ -84,7 +85,7 @@ def _is_unicode(name: str) -> bool:
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)
-    return tensor.reshape(-1).view(torch.uint8)
+    return flat(tensor).view(torch.uint8)
 
 
 def _header(

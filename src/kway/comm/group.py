@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from kway.comm.trace import Trace, Untraced
+from kway.flat import flat
 
 # The collective was renamed in torch 2.13; the old name warns there, the new one does not exist before.
 _gather_flat: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -106,7 +107,7 @@ class Group:
         if self.size == 1:
             return tensor.unsqueeze(0)
         self.trace.note("stack", tensor.shape, tensor.dtype)
-        sent = _sendable(tensor.contiguous().reshape(-1))
+        sent = _sendable(flat(tensor))
         gathered = sent.new_empty((self.size * sent.numel(),))
         with self._inside("all-gather", sent):
             _gather_flat(gathered, sent, group=self.handle)

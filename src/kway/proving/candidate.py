@@ -12,6 +12,7 @@ from torch import nn
 from kway.data.order import Indices
 from kway.data.padding import uneven
 from kway.data.parts import Parts
+from kway.flat import flat
 from kway.job import Job
 from kway.proving.quiet import without_dropout
 from kway.step.build import build
@@ -136,8 +137,7 @@ def _average(engine: Engine) -> State:
 
 
 def _digest(value: torch.Tensor) -> str:
-    real = torch.view_as_real(value) if value.is_complex() else value
-    return hashlib.sha256(real.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(flat(value).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _stray(digests: list[dict[str, str]]) -> tuple[int, str] | None:

@@ -77,7 +77,9 @@ class Followed:
         own, held = list(self._source.modules()), list(self.module.modules())
         for number, table, name in other:
             if number < min(len(own), len(held)):
-                self._take_over(_table(own[number], table), _table(held[number], table), name)
+                taken = _table(held[number], table)
+                self._take_over(_table(own[number], table), taken, name)
+                self._laid_out.discard((id(taken), name))
         self._prepare(self.module)
         self._kept = _buffers(self.module)
         return True

@@ -10,7 +10,8 @@ def begin_training(model: nn.Module) -> nn.Module:
     (``model.norm.eval()``: frozen statistics) stay so; a model that came in evaluation as a whole trains as a whole.
     """
     # Those in evaluation alone: the others may have a way of their own to begin, which takes them there now.
-    kept = {module: mode for module, mode in modes_of(model).items() if model.training and not mode}
+    modes = modes_of(model)
+    kept = {module: mode for module, mode in modes.items() if modes[model] and not mode}
     model.train()
     set_modes(kept)
     return model
@@ -18,13 +19,14 @@ def begin_training(model: nn.Module) -> nn.Module:
 
 def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
     """Return which modules are in training, those around others first."""
-    return {module: module.training for module in model.modules()}
+    # A frozen part of TorchScript has none until it is told: it is in evaluation for good.
+    return {module: getattr(module, "training", False) for module in model.modules()}
 
 
 def set_modes(modes: Mapping[nn.Module, bool]) -> None:
     """Bring modules back to their modes, by their own ``train``: it may do more than to note the mode."""
     for module, mode in modes.items():
-        if module.training != mode:
+        if getattr(module, "training", False) != mode:
             module.train(mode)
     for module, mode in modes.items():
         module.training = mode

@@ -1,6 +1,6 @@
 """Batch normalisation in TorchScript: compiled code, in which nobody can put the statistics of the whole batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -58,12 +58,45 @@ def _places(name: str, module: Any) -> list[Scripted]:
     for method in compiled._method_names():
         # Nodes live as long as their graph is held.
         graph = compiled._get_method(method).inlined_graph
-        for kind, at in _TRAINING.items():
-            for node in graph.findAllNodes(kind, True):
-                inputs = [*node.inputs()]
-                own, _ = _owner(inputs[3], module)
-                found.append(Scripted(".".join(filter(None, (name, own))), _read(inputs[at], module)))
+        for node, conditions in _normalising(graph.nodes(), [], module):
+            inputs = [*node.inputs()]
+            chosen = inputs[_TRAINING[node.kind()]]
+            if method != "forward" and chosen.node().kind() == "prim::Param":
+                # A part of other methods, which say what they want: it is in their graphs.
+                continue
+            own, _ = _owner(inputs[3], module)
+            found.append(
+                Scripted(".".join(filter(None, (name, own))), _where(conditions, _read(chosen, module)))
+            )
     return found
+
+
+def _normalising(nodes: Any, conditions: list[Read], module: Any) -> Iterator[tuple[Any, list[Read]]]:
+    """Yield the nodes that normalise, and the conditions under which each is come to."""
+    for node in nodes:
+        if node.kind() in _TRAINING:
+            yield node, conditions
+        blocks = [*node.blocks()]
+        if node.kind() == "prim::If":
+            condition = _read(next(node.inputs()), module)
+            ways = [[*conditions, condition], [*conditions, _turned(condition)]]
+        else:
+            ways = [conditions] * len(blocks)
+        for block, way in zip(blocks, ways, strict=True):
+            yield from _normalising(block.nodes(), way, module)
+
+
+def _where(conditions: list[Read], uses: Read) -> Read:
+    """Return what reads ``uses`` where it is come to at all."""
+
+    def read(trains: bool) -> bool | None:
+        return False if any(condition(trains) is False for condition in conditions) else uses(trains)
+
+    return read
+
+
+def _turned(condition: Read) -> Read:
+    return lambda trains: None if (known := condition(trains)) is None else not known
 
 
 def _owner(value: Any, module: Any) -> tuple[str, Any]:
@@ -92,8 +125,7 @@ def _read(value: Any, module: Any) -> Read:
         _, owner = _owner(value, module)
         return _attribute(owner, node.s("name"))
     if kind == "aten::__not__":
-        turned = _read(inputs[0], module)
-        return lambda trains: None if (known := turned(trains)) is None else not known
+        return _turned(_read(inputs[0], module))
     if kind == "prim::If":
         at = [output.debugName() for output in node.outputs()].index(value.debugName())
         ways = [_read([*block.outputs()][at], module) for block in node.blocks()]

@@ -26,7 +26,9 @@ def to_bytes(state: Mapping[str, torch.Tensor], made: Mapping[str, str] | None =
     """
     pairs = sorted(name for name, value in state.items() if value.dtype == torch.complex128)
     plain = {
-        name: (torch.view_as_real(value.resolve_conj()) if name in pairs else value).contiguous().clone()
+        name: (torch.view_as_real(value.resolve_conj()) if name in pairs else value).clone(
+            memory_format=torch.contiguous_format
+        )
         for name, value in state.items()
     }
     metadata = {_PAIRS: json.dumps(pairs)} if pairs else None

@@ -11,6 +11,7 @@ from torch import nn
 from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
 from kway.errors import UsageError
+from kway.flat import flat
 from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
@@ -149,10 +150,20 @@ def synchronise(model: nn.Module, group: Group, held: set[int]) -> None:
     for _, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if id(tensor) in held:
             continue
-        whole = tensor.detach().contiguous()
+        whole = flat(tensor)
         group.broadcast_(whole)
         if whole.data_ptr() != tensor.data_ptr():
-            tensor.copy_(whole)
+            _write(tensor, whole.view(tensor.shape))
+
+
+def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy ``values`` of its shape into ``tensor``, of which one number may stand for several (``expand``)."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor, values = (
+                held.narrow(dimension, 0, min(1, held.shape[dimension])) for held in (tensor, values)
+            )
+    tensor.copy_(values)
 
 
 def check_trained(model: nn.Module, group: Group) -> None:
@@ -189,18 +200,18 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
             continue
         reals = [torch.view_as_real(b) if b.is_complex() else b for b in (buffers[name] for name in names)]
         # One collective and one look for all buffers of a kind: a GPU is slow to start many small ones.
-        flat = torch.cat([real.reshape(-1) for real in reals])
-        every = group.stack(flat)
+        joined = torch.cat([real.reshape(-1) for real in reals])
+        every = group.stack(joined)
         lengths = [real.numel() for real in reals]
         # By bytes: no number is unlike itself, and some dtypes cannot be compared.
-        plain = every.view(torch.uint8).view(group.size, flat.numel(), flat.element_size())
+        plain = every.view(torch.uint8).view(group.size, joined.numel(), joined.element_size())
         differ = torch.split((plain != plain[0]).flatten(2).any(2).any(0).cpu(), lengths)
         odd = [place for place, own in enumerate(differ) if bool(own.any())]
         if not odd:
             continue
         changed += [names[place] for place in odd]
         # All at once here too; only those that differ are written, since a mean may round what is equal.
-        values = every.double().mean(0).to(flat.dtype) if flat.is_floating_point() else every[0]
+        values = every.double().mean(0).to(joined.dtype) if joined.is_floating_point() else every[0]
         parts = torch.split(values, lengths)
         torch._foreach_copy_(
             [reals[place] for place in odd], [parts[place].view(reals[place].shape) for place in odd]

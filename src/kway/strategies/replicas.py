@@ -15,6 +15,7 @@ from torch import nn
 from kway.comm.group import Group
 from kway.devices import cpu
 from kway.errors import ReplicaError
+from kway.flat import flat
 from kway.units import counted
 
 Tensor = torch.Tensor
@@ -86,13 +87,9 @@ def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    flat = (real.resolve_neg() if real.is_neg() else real).detach().reshape(-1)
-    size = flat.element_size()
-    if size > 4 and flat.stride(0) != 1:
-        # A view of every second number, say, is flat and yet has gaps, which words of other sizes cannot have.
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(_WORDS[size])
+    numbers = flat(tensor)
+    real = torch.view_as_real(numbers).view(-1) if tensor.is_complex() else numbers
+    return real.view(_WORDS[real.element_size()])
 
 
 def check_replicas(

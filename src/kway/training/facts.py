@@ -11,6 +11,7 @@ from torch import nn
 from kway.checkpoints.reading import Checkpoint
 from kway.data.parts import Parts
 from kway.errors import RefusedError, UsageError
+from kway.flat import flat
 from kway.job import Job, clip_rule
 from kway.records import Plan
 from kway.units import counted
@@ -154,8 +155,7 @@ def other_masks(checkpoint: Checkpoint, plan: Plan) -> list[str]:
 
 def digest(value: torch.Tensor) -> str:
     """Return a short checksum of a tensor's bytes."""
-    whole = value.detach().cpu().contiguous()
-    return f"{zlib.crc32(whole.reshape(-1).view(torch.uint8).numpy().tobytes()):08x}"
+    return f"{zlib.crc32(flat(value.cpu()).view(torch.uint8).numpy().tobytes()):08x}"
 
 
 def _name(value: Any) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from kway.flat import flat
 from kway.records import write_atomically
 from kway.step.storage import to_bytes
 
@@ -30,12 +31,9 @@ def fingerprint(state: dict[str, torch.Tensor], names: list[str]) -> str:
     """Return the SHA-256 over names, dtypes, shapes and little-endian bytes of ``state``, in the order of names."""
     digest = hashlib.sha256()
     for name in names:
-        # A copy, where a single number has the stride of a view with gaps.
-        value = state[name].detach().cpu().clone(memory_format=torch.contiguous_format)
+        value = state[name].cpu()
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        real = torch.view_as_real(value) if value.is_complex() else value
-        flat = real.reshape(-1).view(torch.uint8).numpy()
-        digest.update(flat.tobytes())
+        digest.update(flat(value).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
