@@ -149,6 +149,30 @@ class Helped(Function):
         return self.norm(x, self.training)
 
 
+class ForkedAndTold(Helped):
+    """Has a fork of it normalise."""
+
+    def forward(self, x):
+        return torch.jit.wait(torch.jit.fork(self.norm, x, self.training))
+
+
+class SetOnTheWay(Function):
+    """Comes to what normalises by a flag that it has just set."""
+
+    flag: bool
+
+    def __init__(self):
+        super().__init__()
+        self.flag = False
+
+    def forward(self, x):
+        self.flag = True
+        if self.flag:
+            x = nn.functional.batch_norm(x, self.mean, self.var, training=self.training)
+        self.flag = False
+        return x
+
+
 class Branched(Function):
     """Normalises in another place for each mode."""
 
@@ -170,7 +194,10 @@ MADE = {
     "flag": (lambda: torch.jit.script(Plain(True)).eval(), True),
     "no flag": (lambda: torch.jit.script(Plain(False)), False),
     "told": (lambda: torch.jit.script(Helped()), True),
-    "told, at rest": (lambda: torch.jit.script(Helped()).eval(), False),
+    # Nobody can tell who else calls what is told.
+    "told, at rest": (lambda: torch.jit.script(Helped()).eval(), True),
+    "forked and told": (lambda: torch.jit.script(ForkedAndTold()), True),
+    "set on the way": (lambda: torch.jit.script(SetOnTheWay()), True),
     "branched": (lambda: torch.jit.script(Branched()), True),
     "branched, at rest": (lambda: torch.jit.script(Branched()).eval(), False),
     "frozen": (lambda: torch.jit.freeze(torch.jit.script(nn.BatchNorm1d(4)).eval()), False),

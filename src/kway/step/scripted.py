@@ -61,9 +61,6 @@ def _places(name: str, module: Any) -> list[Scripted]:
         for node, conditions in _normalising(graph.nodes(), [], module):
             inputs = [*node.inputs()]
             chosen = inputs[_TRAINING[node.kind()]]
-            if method != "forward" and chosen.node().kind() == "prim::Param":
-                # A part of other methods, which say what they want: it is in their graphs.
-                continue
             own, _ = _owner(inputs[3], module)
             found.append(
                 Scripted(".".join(filter(None, (name, own))), _where(conditions, _read(chosen, module)))
@@ -78,12 +75,23 @@ def _normalising(nodes: Any, conditions: list[Read], module: Any) -> Iterator[tu
             yield node, conditions
         blocks = [*node.blocks()]
         if node.kind() == "prim::If":
-            condition = _read(next(node.inputs()), module)
+            condition = _mode(next(node.inputs()), module)
             ways = [[*conditions, condition], [*conditions, _turned(condition)]]
         else:
             ways = [conditions] * len(blocks)
         for block, way in zip(blocks, ways, strict=True):
             yield from _normalising(block.nodes(), way, module)
+
+
+def _mode(value: Any, module: Any) -> Read:
+    """Return what reads a condition that is a mode. Any other may be set by the code before it is come to."""
+    node = value.node()
+    is_mode = node.kind() == "prim::GetAttr" and node.s("name") == "training"
+    return _read(value, module) if is_mode else _unknown
+
+
+def _unknown(trains: bool) -> None:
+    return None
 
 
 def _where(conditions: list[Read], uses: Read) -> Read:
@@ -130,7 +138,7 @@ def _read(value: Any, module: Any) -> Read:
         at = [output.debugName() for output in node.outputs()].index(value.debugName())
         ways = [_read([*block.outputs()][at], module) for block in node.blocks()]
         return _either(_read(inputs[0], module), *ways)
-    return lambda trains: None
+    return _unknown
 
 
 def _attribute(owner: Any, name: str) -> Read:
