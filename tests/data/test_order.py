@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from kway.data import device_order
 from kway.data.order import KeyedOrder, bounds, check_batch_size, key, permute, split
+from kway.data.permutation import Network
 from kway.errors import UsageError
 
 
@@ -51,20 +53,48 @@ def test_places_are_uniform_in_a_large_set():
 
 
 @pytest.mark.parametrize("n", [1, 5, 255, 256, 300, 60000, 2**40 + 7])
-def test_numpy_and_torch_agree(n):
+def test_some_places_of_any_number(n):
     positions = np.unique(np.linspace(0, n - 1, 500).astype(np.int64))
-    expected = permute(positions, n, key(n))
-    assert torch.equal(permute(torch.from_numpy(positions), n, key(n)), torch.from_numpy(expected))
-    assert len(np.unique(expected)) == len(positions)
-    assert 0 <= expected.min() <= expected.max() < n
+    found = permute(positions, n, key(n))
+    assert len(np.unique(found)) == len(positions)
+    assert 0 <= found.min() <= found.max() < n
+
+
+SIZES = [1, 5, 255, 256, 257, 300, 1000, 4097, 60000]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("n", SIZES)
+def test_a_device_gets_the_same_order(n, shuffle, monkeypatch):
+    monkeypatch.setattr(device_order, "_CHUNK", 1 + n // 3)
+    order = KeyedOrder(n, 4, 3, shuffle=shuffle)
+    for epoch in range(3):
+        found = device_order.order_on(torch.device("cpu"), order, epoch)
+        assert found.dtype == torch.int64
+        assert found.tolist() == order.at(epoch, np.arange(n)).tolist()
+
+
+def test_positions_that_take_more_than_one_pass_are_all_found():
+    network = Network.of(60000, 7)
+    positions = np.arange(60000)
+    once = network.forward(positions)
+    late, ends = network.detours(network.tables())
+    assert sorted(late.tolist()) == positions[once >= 60000].tolist() != []
+    assert ends.tolist() == permute(late, 60000, 7).tolist()
+    assert network.back(once, network.tables()).tolist() == positions.tolist()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_agrees():
-    positions = torch.arange(60000)
-    expected = permute(positions, 60000, 3)
-    assert torch.equal(permute(positions.cuda(), 60000, 3).cpu(), expected)
+@pytest.mark.parametrize("n", SIZES)
+def test_a_gpu_gets_the_same_order_and_is_not_waited_for(n):
+    order, device = KeyedOrder(n, 4, 3), torch.device("cuda:0")
+    torch.cuda.set_sync_debug_mode("error" if n >= 256 else "default")
+    try:
+        found = device_order.order_on(device, order, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found.tolist() == order.at(1, np.arange(n)).tolist()
 
 
 def test_order_never_changes_between_versions():

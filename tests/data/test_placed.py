@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from kway.data import device_rows, placed
+from kway.data import device_order, device_rows, placed
 from kway.data.arrays import Arrays, InMemory, Selection
 from kway.data.device_rows import bytes_needed
 from kway.data.images import Images
@@ -242,7 +242,7 @@ def test_a_device_that_has_no_room_after_all_is_no_error(monkeypatch):
 @pytest.mark.parametrize("chunk", [64, 1000])
 def test_data_is_copied_in_pieces(monkeypatch, chunk):
     monkeypatch.setattr(device_rows, "_CHUNK_BYTES", chunk)
-    monkeypatch.setattr(placed, "_CHUNK_ORDER", 7)
+    monkeypatch.setattr(device_order, "_CHUNK", 7)
     assert_same(*both((X.numpy(), Y.numpy())))
     assert_same(*both(Selection(Arrays(LAST), CHOSEN)))
 

@@ -10,9 +10,11 @@ from torch import nn
 import kway
 from kway.devices.compilers import missing
 from kway.step.compiled import CompiledStep
+from kway.step.losses import rule_for
 
 pytestmark = pytest.mark.skipif(missing("cpu") is not None, reason=f"torch.compile: {missing('cpu')}")
 
+CPU = torch.device("cpu")
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(11, 3, generator=G), torch.arange(11) % 2
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -57,10 +59,11 @@ def test_a_model_that_cannot_be_compiled_is_named_with_what_helps():
     def fail(*_):
         raise BackendCompilerFailed(fail, ValueError("no such loop"), None)
 
-    core = SimpleNamespace(model=nn.Linear(1, 1), kept=None)
+    core = SimpleNamespace(model=nn.Linear(1, 1), kept=None, rule=rule_for(None, CPU), device=CPU)
     step = CompiledStep(core, SimpleNamespace(kind="eager", notices=[], run=fail))
     with pytest.raises(
-        kway.KwayError, match="cannot compile the model: ValueError: no such loop; use a step kind"
+        kway.KwayError,
+        match="cannot compile the model or its loss: ValueError: no such loop; use a step kind",
     ):
         step.run("share", 0)
     assert core.model._compiled_call_impl is None

@@ -2,75 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isqrt
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from kway.data.permutation import Indices, permute
 from kway.data.seeds import key
 from kway.errors import UsageError
 
 __all__ = ["Indices", "KeyedOrder", "Order", "bounds", "check_batch_size", "key", "permute", "split"]
 
-Indices = npt.NDArray[np.int64]
-Integers = TypeVar("Integers")  # an int64 array of numpy, or an int64 tensor of torch on any device
-
-_ROUNDS = 8
-_SMALLEST_SIDE = 16  # a domain of at least 256 points: fewer are not mixed well by a round function
-_LOW_32 = 0xFFFFFFFF
 _BLOCK = 8192  # positions: below it the time of a permutation is that of its hundred calls
-_MULTIPLIER = 0x45D9F3B  # below 2^31, so that no product of it and 32 bits leaves int64
-
-
-def permute(positions: Integers, n: int, seed: int) -> Integers:
-    """Send ``positions`` (int64, from 0 to ``n`` - 1, any shape) to their places in a permutation of ``n``.
-
-    A Feistel network over a grid of about sqrt(n) by sqrt(n) points, keyed by ``seed``. A point that lands
-    outside ``n`` is sent on until it lands inside, which keeps the map one to one. Needs memory for the
-    positions only, whatever ``n`` is. All products stay inside int64, so that arrays of numpy and tensors of
-    torch, on any device, give the same numbers.
-    """
-    side = max(_SMALLEST_SIDE, isqrt(max(n - 1, 0)) + 1)
-    other = max(_SMALLEST_SIDE, -(-n // side))
-    round_keys = [key(seed, index) for index in range(_ROUNDS)]
-    if n < _SMALLEST_SIDE**2:
-        # Most of the grid is outside: sort the few points by where they land instead of sending them on.
-        table = np.argsort(_feistel(np.arange(n, dtype=np.int64), side, other, round_keys))
-        return _look_up(table, positions)  # type: ignore[no-any-return]
-    placed = _feistel(positions, side, other, round_keys)
-    outside = placed >= n
-    while outside.any():
-        placed[outside] = _feistel(placed[outside], side, other, round_keys)
-        outside = placed >= n
-    return placed  # type: ignore[no-any-return]
-
-
-def _look_up(table: Indices, positions):  # type: ignore[no-untyped-def]
-    """Return ``table[positions]`` as the kind of array that ``positions`` is."""
-    if isinstance(positions, np.ndarray):
-        return table[positions]
-    return positions.new_tensor(table.tolist())[positions]
-
-
-def _feistel(points, side: int, other: int, round_keys: list[int]):  # type: ignore[no-untyped-def]
-    """Permute points from 0 to side * other - 1; addition modulo a side is what can be undone."""
-    left, right = points // other, points % other
-    for index, round_key in enumerate(round_keys):
-        if index % 2:
-            right = (right + _scramble(left, round_key)) % other
-        else:
-            left = (left + _scramble(right, round_key)) % side
-    return left * other + right
-
-
-def _scramble(half, round_key: int):  # type: ignore[no-untyped-def]
-    """Return 32 bits that depend on all bits of ``half`` (below 2^31) and of ``round_key`` (63 bits)."""
-    mixed = (half ^ (round_key & _LOW_32)) & _LOW_32
-    mixed = ((mixed ^ (mixed >> 16)) * _MULTIPLIER) & _LOW_32
-    mixed = ((mixed ^ (mixed >> 16)) * _MULTIPLIER + (round_key >> 32)) & _LOW_32
-    mixed = ((mixed ^ (mixed >> 16)) * _MULTIPLIER) & _LOW_32
-    return mixed ^ (mixed >> 16)
 
 
 def split(total: int, parts: int) -> list[int]:
@@ -160,12 +102,13 @@ class KeyedOrder:
         start = step * self.batch_size
         return self.at(epoch, _positions(start, min(start + self.batch_size, self.samples)))
 
-    def at(self, epoch: int, positions: Integers) -> Integers:
-        """Return the data set indices at ``positions`` of an epoch, below ``samples``: int64, shape kept.
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """Return the data set indices at ``positions`` of an epoch, below ``samples``: int64, shape kept."""
+        return permute(positions, self.samples, self.seed_of(epoch)) if self.shuffle else positions
 
-        Arrays of numpy, or tensors of torch, on whose device they are worked out.
-        """
-        return permute(positions, self.samples, key(self.seed, "order", epoch)) if self.shuffle else positions
+    def seed_of(self, epoch: int) -> int:
+        """Return the key of the permutation of an epoch."""
+        return key(self.seed, "order", epoch)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Indices]:
         """Yield ``batch(epoch, step)`` from step ``start`` on, many worked out at a time: far less time each."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from kway.data.arrays import InMemory, Rows, each, leaves
+from kway.data.device_order import order_on
 from kway.data.device_rows import bytes_needed, copied, reader, versions
 from kway.data.order import Indices, KeyedOrder
 from kway.data.parts import Parts
@@ -21,7 +22,6 @@ Tensor = torch.Tensor
 MOST_OF_FREE = (
     4  # data takes at most a quarter of what is free: weights, activations and other data want room
 )
-_CHUNK_ORDER = 1 << 22  # positions whose order is worked out at a time: it takes some 100 bytes for each
 # Batches of several steps are taken at once: few large launches instead of many small ones.
 _MOST_STEPS, _MOST_BYTES = 32, 64 << 20
 _ALIGNED = 512  # bytes: where torch's own allocations begin, so that kernels find what they would have found
@@ -133,7 +133,7 @@ class Placed:
         if versions(self._rows) != self._versions:
             self._copy()
         size, step = self.order.batch_size, start
-        order = self._indices(epoch)
+        order = order_on(self.device, self.order, epoch)
         whole = self.order.samples // size
         while step < self.order.steps(epoch):
             cut = self._cut(min(size, self.order.samples - step * size))
@@ -170,14 +170,6 @@ class Placed:
 
     def _take(self, rows: Tensor) -> Any:
         return self._rows.made(each(self._readers, lambda read: read(rows)))
-
-    def _indices(self, epoch: int) -> Tensor:
-        """Work out the order of an epoch on the device: data set indices, int64, shape (samples,)."""
-        found = torch.empty(self.order.samples, dtype=torch.int64, device=self.device)
-        for start in range(0, self.order.samples, _CHUNK_ORDER):
-            stop = min(start + _CHUNK_ORDER, self.order.samples)
-            found[start:stop] = self.order.at(epoch, torch.arange(start, stop, device=self.device))
-        return found
 
     def _cut(self, total: int) -> _Cut:
         if total not in self._cuts:

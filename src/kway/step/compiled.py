@@ -1,4 +1,7 @@
-"""The model's training pass through torch.compile, in place: names, parameters, class and hooks stay as they are."""
+"""The model's training pass through torch.compile, in place: names, parameters, class and hooks stay as they are.
+
+On a GPU a built-in loss too.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +16,7 @@ from kway.devices.compilers import keep_code
 from kway.errors import KwayError
 from kway.step.batchnorm import layers
 from kway.step.core import Outcome, StepCore
+from kway.step.formats import as_weights_are
 from kway.step.kinds import Runner
 from kway.step.tally import Tally
 
@@ -25,14 +29,23 @@ class CompiledStep:
     """Takes the steps of ``inner`` while the model of ``core`` is compiled; outside of them it is the user's own."""
 
     def __init__(self, core: StepCore, inner: Runner) -> None:
-        self._model, self._inner = core.model, inner
+        self._model, self._rule, self._inner = core.model, core.rule, inner
         dynamo: Any = import_module("torch._dynamo")
         self._failed = dynamo.exc.BackendCompilerFailed
         if core.kept is not None:
             # Not as a part of compiled code, which would give it a buffer after all that the pass did to it.
             vars(core.kept)["registered"] = dynamo.disable(core.kept.registered)
         # With the hooks, as nn.Module.compile does. Fixed shapes: there are few, and each gets code of its own.
-        self._compiled = torch.compile(core.model._call_impl, dynamic=False, options=_options())
+        compiled: Any = torch.compile(core.model._call_impl, dynamic=False, options=_options())
+        laid = as_weights_are(core.model)
+        self._compiled = lambda *args, **kwargs: compiled(*laid(args), **laid(kwargs))
+        # Where launches cost: on a CPU it would take seconds to compile, and win nothing.
+        launches = core.device.type == "cuda"
+        self._summed: Any = (
+            torch.compile(core.rule.summed, dynamic=False, options=_options())
+            if launches
+            else core.rule.summed
+        )
 
     @property
     def kind(self) -> str:
@@ -52,23 +65,23 @@ class CompiledStep:
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step``: see ``StepCore.run``.
 
-        Raises ``KwayError`` where torch.compile fails on the model.
+        Raises ``KwayError`` where torch.compile fails on the model or a built-in loss.
         """
-        model = self._model
-        before = model._compiled_call_impl
-        model._compiled_call_impl = self._compiled
+        model, rule = self._model, self._rule
+        before, summed = model._compiled_call_impl, rule.summed
+        model._compiled_call_impl, rule.summed = self._compiled, self._summed
         try:
             return self._inner.run(share, step, tally)
         except self._failed as error:
             cause = error.inner_exception
             raise KwayError(
-                f"torch.compile cannot compile the model: {type(cause).__name__}: {cause}",
+                f"torch.compile cannot compile the model or its loss: {type(cause).__name__}: {cause}",
                 "",
                 "use a step kind that does not compile: eager, or graph on a GPU",
             ) from error
         finally:
             # Evaluation and prediction have shapes of their own, which would each be compiled.
-            model._compiled_call_impl = before
+            model._compiled_call_impl, rule.summed = before, summed
 
     def forget(self) -> None:
         """Forget recordings; compiled code reads parameters where they are."""

@@ -16,6 +16,7 @@ from kway.job import Job, clip_rule
 from kway.step.build import make_schedule
 from kway.step.clip import clip_gradients
 from kway.step.ema import MovingAverage
+from kway.step.endings import Ending, as_they_are
 from kway.step.gather import WholeBatch
 from kway.step.gradients import resolve_conjugates
 from kway.step.inputs import caller, move, splitter
@@ -39,7 +40,7 @@ class Outcome:
     """What a step gave. ``loss``: the loss of the global batch (scalar tensor on the device); ``weight``: the
     sum of its weights; ``losses``: the sum of each share by itself, to say where a loss broke.
 
-    ``both``: loss and weight as one tensor, where they lie together already.
+    ``together``: all of these as one vector, where they lie so already.
     ``asked``: what each rank asked for beside its gradients (``StepCore.asked``), shape (ranks,), on the device;
     ``calls``: the fingerprint of each rank's collectives; ``None`` where no gradients were reduced, and in steps that
     do not tell it.
@@ -50,19 +51,23 @@ class Outcome:
     losses: Tensor
     asked: Tensor | None = None
     calls: Tensor | None = None
-    both: Tensor | None = None
+    together: Tensor | None = None
 
     def plus(self, penalty: Tensor) -> "Outcome":
         """Return the same with a penalty in the loss."""
-        return replace(self, loss=self.loss + penalty, both=None)
+        return replace(self, loss=self.loss + penalty, together=None)
 
     @property
     def pair(self) -> Tensor:
         """Loss and weight in one tensor of shape (2,)."""
-        return torch.stack([self.loss.double(), self.weight.double()]) if self.both is None else self.both
+        if self.together is not None:
+            return self.together[:2]
+        return torch.stack([self.loss.double(), self.weight.double()])
 
     def packed(self) -> Tensor:
         """Return all numbers as one vector, in float64 where they are of several dtypes."""
+        if self.together is not None:
+            return self.together
         parts = [
             part for part in (self.loss, self.weight, self.losses, self.asked, self.calls) if part is not None
         ]
@@ -104,7 +109,7 @@ class _Packed(Outcome):
 def _taken_apart(numbers: Tensor, lengths: tuple[int, ...], dtype: torch.dtype) -> Outcome:
     loss, weight, losses, *said = torch.split(numbers, [1, 1, *lengths])
     asked, calls = (part if len(part) else None for part in said)
-    return Outcome(loss.to(dtype).view(()), weight.view(()), losses, asked, calls, numbers[:2])
+    return Outcome(loss.to(dtype).view(()), weight.view(()), losses, asked, calls, numbers)
 
 
 class StepCore(ABC):
@@ -218,14 +223,19 @@ class StepCore(ABC):
             args, kwargs = self._call(move(batch, self.device, self.precision.floating))
             return self.model(*args, **kwargs)
 
-    def forward(self, batch: Any, samples: int) -> tuple[Any, Any, Tensor, Tensor]:
-        """Run model and loss on one collated batch: (output, target, total, weight)."""
+    def forward(
+        self, batch: Any, samples: int, ending: Ending = as_they_are, factor: float = 1.0
+    ) -> tuple[Any, Any, Tensor, Tensor]:
+        """Run model and loss on one collated batch: (output, target, total, weight).
+
+        The last two are as ``ending`` makes them of these.
+        """
         with self.precision.compute(self.device), self.whole_batch.current():
             args, kwargs, target = self.split(move(batch, self.device, self.precision.floating))
             output = self.model(*args, **kwargs)
-            total, weight = self.rule(output, target, samples)
+            ended = self.rule(output, target, samples, ending, factor)
         self.rule.check_moved(self.whole_batch.is_cut)
-        return output, target, total, weight
+        return output, target, *ended
 
     def clear_gradients(self) -> None:
         """Leave no gradient of an earlier step: on the model's parameters, and on what the optimizer holds beside them.

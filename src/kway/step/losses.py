@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kway.errors import RefusedError, UsageError
+from kway.step.endings import Ending, as_they_are
 from kway.step.followed import Followed
 from kway.step.precision import wide
 from kway.step.shapes import check_same_shape
@@ -60,28 +61,40 @@ class LossRule:
     """A loss that knows how it adds up.
 
     ``rule(output, target, samples)`` returns ``(total, weight)``: a differentiable scalar, the sum over the
-    share, and a scalar tensor. ``averaged`` says whether the global value is the sum of totals divided by the
-    sum of weights, or the plain sum of totals. ``doubts``: what in the loss may not add up, found while it ran, each
-    line once. ``changed``: takes over what the user has changed in a loss module since the last step, and says whether
-    that was anything.
+    share, and a scalar tensor; or what an ending makes of them. ``averaged`` says whether the global value is the sum
+    of totals divided by the sum of weights, or the plain sum of totals. ``doubts``: what in the loss may not add up,
+    found while it ran, each line once. ``changed``: takes over what the user has changed in a loss module since the
+    last step, and says whether that was anything.
+
+    ``builtin``: whether ``compute`` checks only, and returns what ``summed`` then computes in tensors alone, so that
+    it can be compiled.
     """
 
     def __init__(
         self,
-        compute: Callable[[Any, Any, int], tuple[Tensor, Tensor]],
+        compute: Callable[[Any, Any, int], tuple[Any, ...]],
         averaged: bool,
         doubts: list[str] | None = None,
         changed: Callable[[], bool] = lambda: False,
         moved: Callable[[], str | None] = lambda: None,
         made: Callable[[], str | None] = lambda: None,
+        builtin: bool = False,
     ) -> None:
+        self.builtin = builtin
+        self.summed: Callable[..., tuple[Tensor, Tensor]] = summed
         self._compute, self.averaged, self.changed, self._moved = compute, averaged, changed, moved
         self._made = made
         self.doubts: list[str] = [] if doubts is None else doubts
 
-    def __call__(self, output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
-        """Compute total and weight of one share of ``samples`` samples."""
-        return self._compute(output, target, samples)
+    def __call__(
+        self, output: Any, target: Any, samples: int, ending: Ending = as_they_are, factor: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Compute what ``ending`` makes of total and weight of one share of ``samples`` samples."""
+        computed = self._compute(output, target, samples)
+        if self.builtin:
+            return self.summed(*computed, ending, factor)
+        total, weight = computed
+        return ending(total, weight, factor)
 
     def check_moved(self, cut: bool) -> None:
         """Raise ``RefusedError`` where the loss has changed a buffer of its own, of a batch that is ``cut``.
@@ -151,20 +164,28 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
     if reduction == "mean" and isinstance(builtin, nn.KLDivLoss) and _kl_mean_is_by_sample():
         reduction = "batchmean"
 
-    def compute(output: Any, target: Any, samples: int) -> tuple[Tensor, Tensor]:
+    def compute(output: Any, target: Any, samples: int) -> tuple[nn.Module, Any, Any, str]:
         module = placed.module
         if isinstance(module, _SAME_SHAPE):
             check_same_shape(type(module).__name__, output, target)
         _check_weights(module, output)
-        losses: Tensor = module(output, target)
         if reduction == "batchmean":
-            _check_samples_first(losses, samples, doubts)
-            return _total(losses, float(losses.shape[0]))
-        if reduction == "mean" and isinstance(module, _BY_CLASS) and not target.is_floating_point():
-            return _total(losses, _class_weight(module, target))
-        return _total(losses, float(losses.numel()))
+            _check_samples_first(output.shape, samples, doubts)
+            return module, output, target, "rows"
+        by_class = reduction == "mean" and isinstance(module, _BY_CLASS) and not target.is_floating_point()
+        return module, output, target, "classes" if by_class else "elements"
 
-    return LossRule(compute, reduction != "sum", doubts, placed.changed)
+    return LossRule(compute, reduction != "sum", doubts, placed.changed, builtin=True)
+
+
+def summed(
+    module: nn.Module, output: Tensor, target: Tensor, of: str, ending: Ending, factor: float
+) -> tuple[Tensor, Tensor]:
+    """Compute a loss by element, and what ``ending`` makes of its sum and of the weight: a number ``of`` something."""
+    losses: Tensor = module(output, target)
+    if of == "classes":
+        return ending(*_total(losses, _class_weight(module, target)), factor)
+    return ending(*_total(losses, float(losses.shape[0] if of == "rows" else losses.numel())), factor)
 
 
 def _by_element(module: nn.Module) -> None:
@@ -178,17 +199,17 @@ def _total(losses: Tensor, weight: Tensor | float) -> tuple[Tensor, Tensor]:
     return total, weight.to(dtype) if isinstance(weight, Tensor) else total.new_full((), weight)
 
 
-def _check_samples_first(losses: Tensor, samples: int, doubts: list[str]) -> None:
+def _check_samples_first(shape: torch.Size, samples: int, doubts: list[str]) -> None:
     """Raise ``RefusedError`` where samples lie along another dimension than the first, whose length then divides.
 
     Of two dimensions the first is that of rows, whatever a sample has of them: these add up, as do samples that are
     folded into a longer first dimension. Where sizes alone do not tell, it is a doubt.
     """
-    if losses.dim() < 3:
+    if len(shape) < 3:
         return
-    first, elsewhere = losses.shape[0], samples in losses.shape[1:-1]
+    first, elsewhere = shape[0], samples in shape[1:-1]
     text = (
-        f"KLDivLoss with reduction='batchmean' for outputs of shape {tuple(losses.shape)} of {samples} samples",
+        f"KLDivLoss with reduction='batchmean' for outputs of shape {tuple(shape)} of {samples} samples",
         "torch divides by the first dimension: where that is not the samples', parts of a batch do not add up",
         "bring the samples to dimension 0, or return (sum, weight) from a loss of your own",
     )

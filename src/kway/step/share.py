@@ -13,9 +13,9 @@ from kway.data.seeds import key
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.core import Outcome, StepCore
+from kway.step.endings import mean, scaled, summed
 from kway.step.gradients import resolve_conjugates
 from kway.step.kept_buffers import MICRO_BATCH, KeptBuffers
-from kway.step.precision import wide
 from kway.step.presence import Presence
 from kway.step.seeds import Draws
 from kway.step.tally import Tally, measure
@@ -89,7 +89,12 @@ class ShareStep(StepCore):
         """Leave the gradient of the global batch on the parameters: see ``StepCore.gradients``."""
         draws.at(0)
         self.clear_gradients()
-        slots = self._accumulate(share, tally)
+        sums = self._accumulate(share, tally)
+        if self._whole(share):
+            # Divided before backward: nothing is left to be.
+            return Outcome(sums[0], sums[1], sums[2:], together=sums)
+        slots = sums.new_zeros(4, self.ranks)
+        slots[:2, self.place].copy_(sums)
         calls = asked = own = late = None
         if self._reducer is not None:
             own = self.signs.write(slots[2, self.place], slots[3, self.place])
@@ -102,9 +107,7 @@ class ShareStep(StepCore):
             weight = weight + late
         if calls is not None and own is not None:
             weight = weight + self.mispaired(calls, own)
-        # A device alone with one micro-batch divided before backward: nothing is left to divide by.
-        if not self._whole(share):
-            self._rescale(self._divisor(weight, share.total))
+        self._rescale(self._divisor(weight, share.total))
         # Of a weight of 0 (every label ignored) there is no loss, as on one device.
         loss = loss / weight if self.rule.averaged else loss + weight * 0
         return Outcome(loss, weight, losses, asked, calls)
@@ -128,37 +131,34 @@ class ShareStep(StepCore):
 
     def _whole(self, share: Share) -> bool:
         """Whether one device can divide before backward. Not with a scaler: what overflows must not depend on it."""
-        return self._reducer is None and len(share.micro) == 1 and self.scaler is None
+        return self._reducer is None and len(share.micro) == 1 and self.scaler is None and share.count > 0
 
     def _accumulate(self, share: Share, tally: Tally | None) -> Tensor:
-        """Run forward and backward over the micro-batches; return losses and weights, this rank's in its slot.
+        """Run forward and backward over the micro-batches; return the sums of losses and of weights, shape (2,).
 
-        Shape (4, ranks); the last two rows are 0.
+        Of a batch that is ``_whole``: mean or sum, weight, sum; shape (3,).
         """
-        slots: Tensor | None = None
+        sums: Tensor | None = None
         self.presence.take(share)
         kept = self.kept_over(share)
         if kept is not None:
             kept.begin()
         # Counting takes a while, and serves nothing where nothing can be sent ahead.
         counts = self._reducer is not None and self._reducer.sends_ahead
+        ending = scaled if not self._whole(share) else mean if self.rule.averaged else summed
         micro = [piece for piece in share.micro if piece[1] or not share.count]
         for number, (batch, samples) in enumerate(micro):
             before = said() if counts else 0
             held = self._added_up() if number else []
-            output, target, total, weight = self.forward(batch, samples)
+            # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
+            factor = (1.0 if samples else 0.0) / share.total
+            output, target, objective, numbers = self.forward(batch, samples, ending, factor)
             if held != (self._added_up() if number else []):
                 raise RefusedError(
                     "a forward pass that clears or changes the model's gradients, with micro-batches",
                     "those of the micro-batches before add up there",
                     "use torch.autograd.grad in the forward pass, or leave micro_batch out",
                 )
-            if self._whole(share):
-                # Of a weight of 0 there is no mean, and no gradient either: not NaN, as 0 times infinity would be.
-                objective = total / weight.masked_fill(weight == 0, 1.0) if self.rule.averaged else total
-            else:
-                # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
-                objective = total * ((1.0 if samples else 0.0) / share.total)
             # Not where forward has communicated, so that backward will, nor where a backward pass has: what is sent
             # ahead would come between in another order on each rank. All ranks have samples, or none of them sends.
             after = said() if counts else 0
@@ -170,19 +170,17 @@ class ShareStep(StepCore):
                 self._alone = said() == after
             if kept is not None:
                 kept.end_of_piece()
-            if slots is None:
-                slots = torch.zeros(4, self.ranks, dtype=wide(total.dtype), device=total.device)
-            if samples:
-                # Not with +=, which would write each of them twice.
-                slots[0, self.place].add_(total.detach())
-                slots[1, self.place].add_(weight)
-                if tally is not None:
-                    measure(self.job.metrics, output, target, samples, tally, self.place)
+            if not samples:
+                # What does not count may be no number.
+                numbers = torch.zeros_like(numbers)
+            elif tally is not None:
+                measure(self.job.metrics, output, target, samples, tally, self.place)
+            sums = numbers if sums is None else sums + numbers
         if kept is not None:
             # A rank without samples has run all of its micro-batches on one that does not count.
             kept.end_of_step(self.group, idle=False)
-        assert slots is not None
-        return slots
+        assert sums is not None
+        return sums
 
     def _added_up(self) -> list[tuple[int, int] | None]:
         """Say which gradients there are, and whether they are written to."""
