@@ -11,6 +11,7 @@ from torch import nn
 import kway
 from kway.step.core import Outcome
 from kway.step.graph import MOST_FORMS, WARM_UP
+from kway.step.observe import Watched
 from kway.step.telling import Telling
 
 
@@ -248,11 +249,15 @@ def test_steps_whose_metrics_nobody_counts_are_recorded_without_them(level, shar
     engine.close()
 
 
-def test_keys_are_those_of_the_step():
+@pytest.mark.parametrize("draws", [True, False])
+def test_keys_are_those_of_the_step_where_it_draws(draws, monkeypatch):
+    # Of the device, which the double has none of.
+    monkeypatch.setattr(Watched, "on_device", lambda self: draws)
     engine, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
     for step in range(6):
         graphed.run(share(step), step)
-    assert recorder.made[0].keys == [engine._step.keys(share(step), step) for step in (3, 4, 5)]
+    keys = [engine._step.keys(share(step), step) for step in (3, 4, 5)]
+    assert recorder.made[0].keys == (keys if draws else [])
 
 
 def test_nothing_that_was_recorded_outlives_the_run():

@@ -29,7 +29,7 @@ def test_windows_leave_out_the_first_steps_and_pauses(now):
             now.s += 1000.0
             clock.resume()
     assert clock.windows == pytest.approx([1.0, 3.0])
-    assert clock.step_s == pytest.approx(2.0)
+    assert clock.step_s == pytest.approx(1.0)
 
 
 def test_what_is_left_out_is_asked_for_only_when_the_window_closes(now):

@@ -41,11 +41,13 @@ class _Seen:
 class _Recorded:
     """A recorded step. ``held``: what it reads and did not make, so that it must stay.
 
-    ``own``, ``left``: the fingerprint of its collectives, and what of them the next step's will tell.
+    ``draws``: whether it draws random numbers; ``own``, ``left``: the fingerprint of its collectives, and what of them
+    the next step's will tell.
     """
 
     inputs: FixedInputs
     tally: Tally | None
+    draws: bool
     own: int = 0
     left: int = 0
     recording: Recording | None = None
@@ -106,17 +108,17 @@ class GraphedStep:
             self.forget()
         self._rates.adapt()
         self._rates.fill()
-        keys = core.keys(share, step)
         form = self._form(share, tally)
+        recorded = None
+        if form is not None and form not in self._refused:
+            recorded = self._recorded.get(form)
+            if recorded is None and form in self._seen:
+                recorded = self._record(form, share, tally)
+        if recorded is not None:
+            return self._again(recorded, share, step, tally)
+        keys = core.keys(share, step)
         if form is None or form in self._refused:
             return self._as_it_is(share, keys, tally)
-        recorded = self._recorded.get(form)
-        if recorded is None and form in self._seen:
-            recorded = self._record(form, share, tally)
-            if recorded is None:
-                return self._as_it_is(share, keys, tally)
-        if recorded is not None:
-            return self._again(recorded, share, keys, tally)
         if len(self._seen) + len(self._recorded) >= MOST_FORMS:
             self._say(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
             return self._as_it_is(share, keys, tally)
@@ -213,6 +215,7 @@ class GraphedStep:
         made = _Recorded(
             FixedInputs(share, core.device),
             self._own_tally(tally),
+            seen.places > 0,
         )
         # Nothing reads them while they are recorded, but what looks at a number must not meet a strange one.
         made.inputs.fill(share)
@@ -256,14 +259,17 @@ class GraphedStep:
             self._attributes = Attributes(core.model)
         return made
 
-    def _again(self, made: _Recorded, share: Share, keys: list[int], tally: Tally | None) -> Outcome:
+    def _again(self, made: _Recorded, share: Share, step: int, tally: Tally | None) -> Outcome:
         core = self.core
+        # Working them out takes as long as a launch: not for what draws nowhere.
+        keys = core.keys(share, step) if made.draws or self._outside else []
         assert made.recording is not None
         assert made.outcome is not None
         assert made.packed is not None
         made.inputs.fill(share)
         core.signs.tell(made.own)
-        made.recording.seed(keys)
+        if made.draws:
+            made.recording.seed(keys)
         made.recording.replay()
         core.group.trace.left = made.left
         if self._last is not made:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from statistics import median
+from statistics import median_low
 from typing import TypeVar
 
 import torch
@@ -108,11 +108,11 @@ class StepClock:
     def step_s(self) -> float | None:
         """The median over windows of the time of one step, in seconds; ``None`` after too few steps.
 
-        A run too short for one window of fast steps is a window itself, once the clock is paused.
+        Of two in the middle the shorter one: the longer one of a short run may hold what is compiled. Once the clock is
+        paused, what is left of at least as many steps is a window too.
         """
-        if self.windows:
-            return median(self.windows)
-        return self._elapsed / self._steps if self._steps >= WINDOW and self._since is None else None
+        left = [self._elapsed / self._steps] if self._steps >= WINDOW and self._since is None else []
+        return median_low([*self.windows, *left]) if self.windows or left else None
 
     @property
     def input_wait_s(self) -> float:
