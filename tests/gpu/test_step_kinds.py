@@ -17,12 +17,16 @@ pytestmark = [
 ]
 
 
-def job(model="lenet", batch=13):
+def laid_out():
+    return get("lenet")((1, 28, 28), 10).to(memory_format=torch.channels_last)
+
+
+def job(model="lenet", batch=13, loss=nn.CrossEntropyLoss, channels_last=False):
     draw = torch.Generator().manual_seed(2)
     data = torch.rand(6 * batch, 1, 28, 28, generator=draw), torch.randint(10, (6 * batch,), generator=draw)
     return kway.Job(
-        model=partial(get(model), (1, 28, 28), 10),
-        loss=nn.CrossEntropyLoss(),
+        model=laid_out if channels_last else partial(get(model), (1, 28, 28), 10),
+        loss=loss(),
         optimizer=partial(torch.optim.SGD, lr=0.1),
         data=data,
         batch_size=batch,
@@ -36,6 +40,35 @@ def test_a_kind_on_one_gpu_is_proved_against_plain_torch(one, kind):
     assert proof.verdict == "pass", str(proof)
     assert proof.step_kind == kind, proof.notices
     assert proof.steps == (6 if KINDS[kind].records else 3)
+
+
+LOSSES = {
+    "weighed": partial(
+        nn.CrossEntropyLoss, weight=torch.linspace(0.5, 2, 10), ignore_index=3, label_smoothing=0.1
+    ),
+    "summed": partial(nn.CrossEntropyLoss, reduction="sum"),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_is_compiled_and_recorded_with_its_step(one, loss):
+    seen = job(loss=LOSSES[loss], channels_last=True)
+    proof = kway.prove(seen, devices=one, step_kind="compiled-graph")
+    assert proof.verdict == "pass", str(proof)
+    kernels = {
+        event.name for event in traced(seen, one) if event.device_type == torch.autograd.DeviceType.CUDA
+    }
+    own = [name for name in kernels if "triton" in name]
+    assert [name for name in own if "nll_loss" in name or "log_softmax" in name], kernels
+    assert not [name for name in kernels - {*own} if "nll_loss" in name or "softmax" in name]
+
+
+def traced(seen, device):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        kway.train(seen, devices=device, epochs=2, step_kind="compiled-graph")
+        torch.cuda.synchronize()
+    return profile.events()
 
 
 @pytest.mark.timeout(300)
