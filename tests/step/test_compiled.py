@@ -9,8 +9,9 @@ from torch import nn
 
 import kway
 from kway.devices.compilers import missing
-from kway.step.compiled import CompiledStep
-from kway.step.losses import rule_for
+from kway.step.compiled import CompiledStep, compiling
+from kway.step.endings import as_they_are
+from kway.step.losses import rule_for, summed
 
 pytestmark = pytest.mark.skipif(missing("cpu") is not None, reason=f"torch.compile: {missing('cpu')}")
 
@@ -50,6 +51,21 @@ def test_training_is_compiled_evaluation_is_not_and_nothing_stays():
     assert type(run.model) is Net
     assert run.model._compiled_call_impl is None
     assert "forward" not in vars(run.model.layers[1])
+
+
+def test_a_hook_on_a_loss_that_comes_after_another_run_counts():
+    # Compiled code is kept by function: that for a loss without the hook is there, for the same class.
+    rule = rule_for(nn.MSELoss(), CPU)
+    whole = SimpleNamespace(gathered=lambda: None)
+    core = SimpleNamespace(model=nn.Linear(1, 1), kept=None, rule=rule, device=CPU, whole_batch=whole)
+    compiled = torch.compile(summed, backend="eager", dynamic=False)
+    with compiling(core, SimpleNamespace(kind="eager")):
+        for hooked, wanted in ((False, 11.0), (True, 22.0)):
+            loss = nn.MSELoss(reduction="none")
+            if hooked:
+                loss.register_forward_hook(lambda module, args, output: output * 2)
+            total, _ = compiled(loss, torch.zeros(11), torch.ones(11), "elements", as_they_are, 1.0)
+            assert total.item() == wanted
 
 
 def test_a_model_that_cannot_be_compiled_is_named_with_what_helps():

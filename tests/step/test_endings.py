@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from kway.errors import UsageError
 from kway.step import endings
 from kway.step.losses import rule_for
 
@@ -31,7 +32,7 @@ def computed(rule, target, ending):
 
 
 @pytest.mark.parametrize(("loss", "target"), LOSSES)
-@pytest.mark.parametrize("ending", [endings.scaled, endings.mean, endings.summed])
+@pytest.mark.parametrize("ending", [endings.scaled, endings.mean, endings.plain])
 def test_a_compiler_sees_the_whole_of_it(loss, target, ending):
     plain = rule_for(loss, torch.device("cpu"), torch.float64)
     traced = rule_for(loss, torch.device("cpu"), torch.float64)
@@ -51,7 +52,20 @@ def test_endings_of_a_weight_of_nothing():
 
 
 def test_a_weight_that_is_no_number_makes_a_sum_none():
-    objective, numbers = endings.summed(torch.tensor(2.0), torch.tensor(float("nan")), 1.0)
+    objective, numbers = endings.plain(torch.tensor(2.0), torch.tensor(float("nan")), 1.0)
     assert objective.item() == 2.0
     assert numbers[0].isnan()
     assert numbers[2].item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("total", "weight"), [(OUTPUT.sum(1), 6), (OUTPUT.sum().view(1), 4), (OUTPUT.sum(), torch.ones(6))]
+)
+def test_a_pair_of_more_than_two_numbers_is_an_error(total, weight):
+    with pytest.raises(UsageError, match=r"the model returned a pair of shapes .* must be single numbers"):
+        rule_for(None, torch.device("cpu"))((total, weight), None, 6)
+
+
+def test_labels_that_are_no_tensor_are_torch_s_to_refuse():
+    with pytest.raises(TypeError, match="must be Tensor"):
+        rule_for(nn.CrossEntropyLoss(), torch.device("cpu"))(OUTPUT, [0] * 6, 6)

@@ -1,50 +1,96 @@
-"""Strides of inputs whose sizes leave open in which memory format they are."""
+"""Strides of images whose sizes leave open in which memory format they are, where convolutions read them."""
+
+import copy
+from contextlib import ExitStack
 
 import pytest
 import torch
 from torch import nn
 
-from kway.step.formats import as_weights_are
+from kway.step.formats import follow_weights
 
 
-def net(last=True, three=False):
-    kind = nn.Conv3d if three else nn.Conv2d
-    model = nn.Sequential(kind(1, 2, 3), kind(2, 4, 3), nn.Flatten(), nn.LazyLinear(2))
-    model(torch.zeros(1, 1, *[6] * (3 if three else 2)))
-    return model.to(memory_format=torch.channels_last_3d if three else torch.channels_last) if last else model
+class Seen(nn.Module):
+    """A model that keeps the strides which its convolutions hand to torch."""
+
+    def __init__(self, kind=nn.Conv2d, channels=1, last=True):
+        super().__init__()
+        three = kind is nn.Conv3d
+        self.first, self.second = kind(channels, 2, 3), kind(2, 1, 3)
+        if last:
+            self.to(memory_format=torch.channels_last_3d if three else torch.channels_last)
+
+    def forward(self, images):
+        return self.second(self.first(images))
 
 
-def test_images_of_one_channel_get_the_strides_of_the_weights():
+def strides(model, images, monkeypatch):
+    """Return the strides that the first convolution computes with."""
+    seen = []
+    kind = type(model.first)
+    plain = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: seen.append(x.stride()) or plain(self, x))
+    with ExitStack() as undo:
+        follow_weights(model, undo)
+        found = model(images)
+    assert not {"forward"} & vars(model.first).keys()
+    assert torch.equal(found, model(images))
+    return seen[0]
+
+
+def test_images_of_one_channel_get_the_strides_of_the_weights(monkeypatch):
     images = torch.arange(72.0).view(2, 1, 6, 6)
-    laid = as_weights_are(net())({"x": images, "y": torch.arange(2)})
-    assert laid["x"].stride() == (36, 1, 6, 1)
-    assert laid["x"].data_ptr() == images.data_ptr()
-    assert not laid["x"]._is_view()
-    assert torch.equal(laid["x"], images)
-    assert laid["y"].stride() == (1,)
-    again = as_weights_are(net())(laid["x"])
-    assert again is laid["x"]
+    assert strides(Seen(), images, monkeypatch) == (36, 1, 6, 1)
+    assert images.stride() == (36, 36, 6, 1)
 
 
-def test_volumes_too():
-    laid = as_weights_are(net(three=True))(torch.zeros(2, 1, 6, 6, 6))
-    assert laid.stride() == (216, 1, 36, 6, 1)
+def test_volumes_too(monkeypatch):
+    assert strides(Seen(nn.Conv3d), torch.rand(2, 1, 6, 6, 6), monkeypatch) == (216, 1, 36, 6, 1)
 
 
 @pytest.mark.parametrize(
     "images",
     [
-        torch.zeros(2, 3, 6, 6),
-        torch.zeros(2, 1, 6, 12)[..., ::2],
-        torch.zeros(2, 1, 6, 6, requires_grad=True),
-        torch.zeros(2, 36),
+        torch.rand(2, 1, 6, 12)[..., ::2],
+        torch.rand(2, 1, 6, 6, requires_grad=True),
+        torch.rand(1, 6, 6),
+        torch.rand(2, 1, 6, 6).to(memory_format=torch.channels_last),
     ],
-    ids=["three channels", "gaps", "gradient", "no images"],
+    ids=["gaps", "gradient", "one image", "already"],
 )
-def test_what_sizes_leave_no_choice_of_stays_as_it_is(images):
-    assert as_weights_are(net())(images) is images
+def test_what_has_no_choice_stays_as_it_is(images, monkeypatch):
+    assert strides(Seen(), images, monkeypatch) == images.stride()
 
 
-def test_where_weights_are_contiguous_nothing_changes():
-    images = torch.zeros(2, 1, 6, 6)
-    assert as_weights_are(net(last=False))(images) is images
+def test_several_channels_and_contiguous_weights_stay_as_they_are(monkeypatch):
+    three = torch.rand(2, 3, 6, 6)
+    assert strides(Seen(channels=3), three, monkeypatch) == three.stride()
+    one = torch.rand(2, 1, 6, 6)
+    assert strides(Seen(last=False), one, monkeypatch) == one.stride()
+
+
+def test_a_copy_of_the_model_computes_with_its_own_weights():
+    model, images = Seen(), torch.rand(2, 1, 6, 6)
+    with ExitStack() as undo, torch.no_grad():
+        follow_weights(model, undo)
+        other = copy.deepcopy(model)
+        other.first.weight.zero_()
+        other.first.bias.zero_()
+        assert other.first(images).abs().max() == 0
+        assert model.first(images).abs().max() > 0
+    with torch.no_grad():
+        assert "forward" not in vars(model.first)
+
+
+def test_a_compiler_takes_it_as_part_of_the_model():
+    model, images = Seen(), torch.rand(2, 1, 6, 6)
+    torch._dynamo.reset()
+    with ExitStack() as undo:
+        follow_weights(model, undo)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        compiled(images).sum().backward()
+        found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    model(images).sum().backward()
+    for one, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad)

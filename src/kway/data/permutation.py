@@ -21,7 +21,7 @@ _MULTIPLIER = 0x45D9F3B  # below 2^31, so that no product of it and 32 bits leav
 class Network:
     """A Feistel network over the points of a grid, 0 to ``side * other`` - 1: each half is moved by the other in turns.
 
-    The grid holds ``n`` points and less than a side more.
+    The grid holds ``n`` points and less than a side more; of few, 256 of them.
     """
 
     n: int

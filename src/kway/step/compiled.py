@@ -16,7 +16,7 @@ from kway.devices.compilers import keep_code
 from kway.errors import KwayError
 from kway.step.batchnorm import layers
 from kway.step.core import Outcome, StepCore
-from kway.step.formats import as_weights_are
+from kway.step.formats import follow_weights
 from kway.step.kinds import Runner
 from kway.step.tally import Tally
 
@@ -36,9 +36,7 @@ class CompiledStep:
             # Not as a part of compiled code, which would give it a buffer after all that the pass did to it.
             vars(core.kept)["registered"] = dynamo.disable(core.kept.registered)
         # With the hooks, as nn.Module.compile does. Fixed shapes: there are few, and each gets code of its own.
-        compiled: Any = torch.compile(core.model._call_impl, dynamic=False, options=_options())
-        laid = as_weights_are(core.model)
-        self._compiled = lambda *args, **kwargs: compiled(*laid(args), **laid(kwargs))
+        self._compiled = torch.compile(core.model._call_impl, dynamic=False, options=_options())
         # Where launches cost: on a CPU it would take seconds to compile, and win nothing.
         launches = core.device.type == "cuda"
         self._summed: Any = (
@@ -97,11 +95,14 @@ def compiling(core: StepCore, inner: Runner) -> Iterator[Runner]:
     # First of all: where it is not set, torch chooses a folder as soon as its compiler is imported.
     keep_code()
     config: Any = import_module("torch._dynamo.config")
-    with ExitStack() as undo, config.patch(recompile_limit=MOST_VARIANTS):
+    # Compiled code is kept by function, for all runs of a process: a hook that came later must not be passed over.
+    settings = config.patch(recompile_limit=MOST_VARIANTS, skip_nnmodule_hook_guards=False)
+    with ExitStack() as undo, settings:
         for _, module in layers(core.model):
             if "forward" in vars(module):
                 _leave_out(module, "forward", undo)
         _leave_out(core.whole_batch, "gathered", undo)
+        follow_weights(core.model, undo)
         yield CompiledStep(core, inner)
 
 

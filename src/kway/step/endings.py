@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 
 Tensor = torch.Tensor
-# (total, weight, factor) -> two tensors. ``total`` is a differentiable scalar, ``weight`` one of the same dtype.
+# (total, weight, factor) -> two tensors. ``total`` is a differentiable scalar, ``weight`` one of the same dtype;
+# ``factor`` is for what is not divided yet.
 Ending = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
@@ -23,12 +24,12 @@ def mean(total: Tensor, weight: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """Return the mean of a whole batch, where backward begins, and the vector (mean, weight, total), shape (3,)."""
     # Of a weight of 0 there is no mean, and no gradient either: not NaN, as 0 times infinity would be.
     objective = total / weight.masked_fill(weight == 0, 1.0)
-    plain = total.detach()
-    return objective, torch.stack([plain / weight, weight, plain])
+    value = total.detach()
+    return objective, torch.stack([value / weight, weight, value])
 
 
-def summed(total: Tensor, weight: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+def plain(total: Tensor, weight: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """Return the sum of a whole batch, where backward begins, and the vector (total, weight, total), shape (3,)."""
-    plain = total.detach()
+    value = total.detach()
     # A weight that is no number makes the loss none.
-    return total, torch.stack([plain + weight * 0, weight, plain])
+    return total, torch.stack([value + weight * 0, weight, value])

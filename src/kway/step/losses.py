@@ -172,7 +172,8 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
         if reduction == "batchmean":
             _check_samples_first(output.shape, samples, doubts)
             return module, output, target, "rows"
-        by_class = reduction == "mean" and isinstance(module, _BY_CLASS) and not target.is_floating_point()
+        indices = isinstance(target, Tensor) and not target.is_floating_point()
+        by_class = reduction == "mean" and isinstance(module, _BY_CLASS) and indices
         return module, output, target, "classes" if by_class else "elements"
 
     return LossRule(compute, reduction != "sum", doubts, placed.changed, builtin=True)
@@ -334,7 +335,14 @@ def _own(value: Any, samples: int, who: str, doubts: list[str]) -> tuple[Tensor,
                 "detach it, or return per-sample losses",
             )
         dtype = wide(total.dtype)
-        return total.to(dtype), torch.as_tensor(weight, dtype=dtype, device=total.device).detach()
+        weight = torch.as_tensor(weight, dtype=dtype, device=total.device).detach()
+        if total.dim() or weight.dim():
+            raise UsageError(
+                f"{who} returned a pair of shapes {tuple(total.shape)} and {tuple(weight.shape)}",
+                "sum and weight must be single numbers",
+                "sum them up",
+            )
+        return total.to(dtype), weight
     if not isinstance(value, torch.Tensor):
         raise UsageError(
             f"{who} returned a {type(value).__name__}",

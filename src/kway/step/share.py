@@ -13,7 +13,7 @@ from kway.data.seeds import key
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.core import Outcome, StepCore
-from kway.step.endings import mean, scaled, summed
+from kway.step.endings import mean, plain, scaled
 from kway.step.gradients import resolve_conjugates
 from kway.step.kept_buffers import MICRO_BATCH, KeptBuffers
 from kway.step.presence import Presence
@@ -145,7 +145,7 @@ class ShareStep(StepCore):
             kept.begin()
         # Counting takes a while, and serves nothing where nothing can be sent ahead.
         counts = self._reducer is not None and self._reducer.sends_ahead
-        ending = scaled if not self._whole(share) else mean if self.rule.averaged else summed
+        ending = scaled if not self._whole(share) else mean if self.rule.averaged else plain
         micro = [piece for piece in share.micro if piece[1] or not share.count]
         for number, (batch, samples) in enumerate(micro):
             before = said() if counts else 0
