@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 data=$(realpath "$1") yardstick=$(realpath "$2") gpus=$4 seconds=${5:-560} parts=${6:-}
 mkdir -p "$3"
 out=$(realpath "$3")
-name="speed-${gpus//,/-}${parts:+-${parts//,/+}}"
+name="speed-${gpus//,/-}${parts:+-${parts//,/-}}"
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
 # What is compiled once serves every part of this machine.
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-/tmp/speed-inductor}"
