@@ -42,7 +42,7 @@ _KINDS = {name: code for code, name in enumerate(COLLECTIVES)}
 # one, number again.
 _LINE = struct.Struct("=QqQdBBB5xQ")
 _CALLS_AT = 16
-_write_line, _now = _LINE.pack_into, time.monotonic
+_write_line = _LINE.pack_into
 # A line is written into two places in turn, so that one of them is whole whenever its rank is stopped or made to wait
 # for a core in the middle of writing. A cache line each: ranks do not disturb each other.
 _PLACE = 64
@@ -107,25 +107,10 @@ class Status:
 
     def at(self, phase: str, step: int | None = None) -> None:
         """Enter a phase (one of ``PHASES``); ``step``: the number of the optimizer step that is begun, from 1."""
-        self._code = code = _CODES[phase]
+        self._code = _CODES[phase]
         if step is not None:
             self._step = step
-        # As ``_write`` does, without a call: this is done twice a step, of which it is the largest part of the channel.
-        self._turn = turn = self._turn + 1
-        place = self._next
-        self._next, self._place = self._place, place
-        _write_line(
-            self._memory,
-            place,
-            turn,
-            self._step,
-            self._calls,
-            _now(),
-            code,
-            self._inside,
-            self._kind,
-            turn,
-        )
+        self._write(time.monotonic())
 
     def beat(self) -> None:
         """Give a sign of life: something got done, though the phase goes on."""
