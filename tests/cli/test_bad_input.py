@@ -118,7 +118,7 @@ def here(tmp_path, monkeypatch):
         ("mlp --devices cpu:2 --strategy single", "single"),
         ("mpl", "did you mean 'mlp'"),
         ("mlp --data mnist6k", "mnist6k"),
-        ("mlp --data ./nothere", "synthetic, or path/file.py:name or package.module:name"),
+        ("mlp --data ./nothere", "text, or path/file.py:name or package.module:name"),
         (
             "mlp --loss own.py:weights",
             "--loss own.py:weights is of type Tensor: it is called with output and target",

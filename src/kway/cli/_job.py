@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kway import zoo
 from kway.cli._choices import loss_of, optimizer_of
 from kway.cli._objects import OWN, is_reference, load_object
 from kway.data import sources
@@ -33,8 +34,8 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
     if named is None and is_reference(args.model):
         raise UsageError(f"model {args.model!r} is None", MODELS)
     seed = 0 if args.seed is None else args.seed
-    if named is None and args.model not in _zoo_names():
-        raise unknown("model", args.model, _zoo_names(), OWN)
+    if named is None and not zoo.is_known(args.model):
+        raise unknown("model", args.model, zoo.names(), OWN)
     optimizer, optimizer_text = optimizer_of("sgd" if args.optimizer is None else args.optimizer, args.lr)
     train, validation, source, data_text, notices = _data(args, seed)
     named_loss = args.loss if args.loss is not None else _usual_loss(train) if targets else "mse"
@@ -96,12 +97,6 @@ def _batch_text(job: Job) -> str:
     return str(own) if own else f"as {type(job.data.batch_sampler).__name__} makes it"
 
 
-def _zoo_names() -> list[str]:
-    from kway import zoo
-
-    return zoo.names()
-
-
 def _overridden(job: Job, args: argparse.Namespace, fixed: dict[str, Any]) -> tuple[Job, list[str]]:
     """Let flags that were given replace what a Job in the user's file says."""
     changes: dict[str, Any] = {
@@ -133,7 +128,8 @@ def _overridden(job: Job, args: argparse.Namespace, fixed: dict[str, Any]) -> tu
 
 def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list[str]]:
     """Return (training data, validation data, source or None, description, notices)."""
-    name = sources.DEFAULT_SOURCE if args.data is None else args.data
+    usual = sources.DEFAULT_SOURCE if is_reference(args.model) else zoo.usual_data(args.model)
+    name = usual if args.data is None else args.data
     if not is_reference(name):
         root = args.data_dir or (Path(os.environ["KWAY_DATA"]) if os.environ.get("KWAY_DATA") else None)
         if name not in sources.names():
@@ -193,12 +189,10 @@ def _model(text: str, named: Any, source: Any) -> tuple[Any, str]:
         if not callable(named):
             raise UsageError(f"model {text!r} is a {type(named).__name__}", MODELS)
         return named, title
-    from kway import zoo
-
     if source is None:
         raise UsageError(
             f"the example model {text!r} on data of your own",
-            "it needs the number of classes and the image size, which named data sets know",
+            "it needs the number of classes and the size of a sample, which named data sets know",
             "name a data set, or a model of your own",
         )
     return partial(zoo.get(text), source.shape, source.classes), text

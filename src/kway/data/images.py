@@ -57,11 +57,13 @@ def _scaled(rows: Batch) -> Batch:
 
 @dataclass(frozen=True)
 class Source:
-    """A named data set. ``shape``: (C, H, W) of a sample; ``classes``: number of labels; ``notices``: for the user."""
+    """A named data set. ``shape``: that of a sample, (C, H, W) of an image or (T,) of a row of tokens; ``classes``:
+    number of labels, or of different tokens; ``notices``: for the user.
+    """
 
     name: str
-    train: Images
-    validation: Images
-    shape: tuple[int, int, int]
+    train: InMemory
+    validation: InMemory
+    shape: tuple[int, ...]
     classes: int
     notices: list[str] = field(default_factory=list)

@@ -1,40 +1,87 @@
-"""Example models, one file each: ``build(shape, classes)`` makes the module. Found by file name."""
+"""Example models, one file each: ``build(shape, classes)`` makes the module. Found by file name.
+
+A model that comes in several sizes is named with one of them after a dash, like ``gpt-10m``: its file has ``SIZES``.
+"""
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kway.errors import UsageError
-from kway.registry import modules_of, unknown
+from kway.registry import known, modules_of, unknown
 
 if TYPE_CHECKING:
     from torch import nn
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
+IMAGES = "synthetic"
 
 
 def names() -> list[str]:
-    """List the names of all example models. Does not import torch."""
+    """List the names of all example models, without their sizes. Does not import torch."""
     return modules_of(__name__)
 
 
-def get(name: str) -> "Callable[[Shape, int], nn.Module]":
-    """Return the factory of a model: called with (channels, height, width) and the number of classes.
+def is_known(name: str) -> bool:
+    """Whether there is a model of that name, of whatever size. Does not import torch."""
+    return name.partition("-")[0] in names()
 
-    Its weights are drawn from torch's global generator. Raises ``UsageError`` for an unknown name; the factory
-    raises it for images or classes that the model cannot take.
+
+def get(name: str) -> "Callable[[Shape, int], nn.Module]":
+    """Return the factory of a model: called with the shape of a sample and the number of classes.
+
+    Its weights are drawn from torch's global generator. Raises ``UsageError`` for an unknown name or size; the factory
+    raises it for samples or classes that the model cannot take.
     """
-    if name not in names():
-        raise unknown("model", name, names())
-    build: Callable[[Shape, int], nn.Module] = import_module(f"{__name__}.{name}").build
-    return build
+    module = _module(name)
+    size = name.partition("-")[2]
+    build: Callable[..., nn.Module] = module.build
+    if not size:
+        return build
+    return partial(
+        build, size=known(f"size of {name.partition('-')[0]}", size, {s: s for s in _sizes(module)})
+    )
+
+
+def usual_data(name: str) -> str:
+    """Return the name of the data set that a model is trained on where none is named. Raises ``UsageError``."""
+    return str(getattr(_module(name), "DATA", IMAGES))
 
 
 def check(model: str, shape: Shape, classes: int) -> None:
-    """Raise ``UsageError`` where a size of ``shape`` or the number of ``classes`` is below 1."""
+    """Raise ``UsageError`` where ``shape`` is not of images, a size of it or the number of ``classes`` is below 1."""
     if len(shape) != 3 or min(shape) < 1:
         raise UsageError(
-            f"{model} for samples of shape {tuple(shape)}", "(channels, height, width), each from 1"
+            f"{model} for samples of shape {tuple(shape)}",
+            "(channels, height, width), each from 1",
+            "name a data set of images, like --data mnist5k",
         )
+    check_classes(model, classes)
+
+
+def check_text(model: str, shape: Shape, classes: int) -> None:
+    """Raise ``UsageError`` where ``shape`` is not of rows of tokens, or a size is below 1."""
+    if len(shape) != 1 or min(shape) < 1:
+        raise UsageError(
+            f"{model} for samples of shape {tuple(shape)}",
+            "(tokens,), from 1",
+            "name a data set of text, like --data text",
+        )
+    check_classes(model, classes)
+
+
+def check_classes(model: str, classes: int) -> None:
+    """Raise ``UsageError`` where there is no class."""
     if classes < 1:
         raise UsageError(f"{model} for {classes} classes", "at least 1")
+
+
+def _module(name: str) -> Any:
+    if not is_known(name):
+        raise unknown("model", name, names())
+    return import_module(f"{__name__}.{name.partition('-')[0]}")
+
+
+def _sizes(module: Any) -> list[str]:
+    return sorted(getattr(module, "SIZES", {}))
