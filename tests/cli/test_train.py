@@ -104,7 +104,10 @@ def test_a_model_that_fails_on_the_usual_data_is_told_that_no_data_was_named(her
             main(["train", "line.py:Line", "--devices", "cpu:1", "--out", "run", *words])
         assert ("(no --data was given)" in capsys.readouterr().out) is noted
         notes = getattr(caught.value, "__notes__", [])
-        expected = ["no --data was given: line.py:Line was run on the images of 'synthetic'"]
+        expected = [
+            "no --data was given: line.py:Line was run on the images of 'synthetic'; for text pass --data text, for "
+            "your own --data path/file.py:name"
+        ]
         assert notes == expected * noted
 
 

@@ -8,6 +8,7 @@ from kway.data.arrays import leaves
 from kway.data.sources import load
 from kway.data.texts import Windows
 from kway.errors import DataError
+from kway.training.subject import data_text
 
 TEXT = torch.arange(23, dtype=torch.uint8)
 
@@ -58,3 +59,8 @@ def test_the_text_of_python():
     held, _ = source.validation.take(np.arange(20))
     assert bytes(held.flatten().tolist()).decode(errors="replace")[200:400] not in read
     assert "Python" in source.notices[0]
+
+
+def test_records_name_it():
+    assert data_text(load("text").train) == "text"
+    assert data_text(load("synthetic").validation) == "synthetic"

@@ -1,6 +1,7 @@
 """Strides of images whose sizes leave open in which memory format they are, where convolutions read them."""
 
 import copy
+import pickle
 from contextlib import ExitStack
 
 import pytest
@@ -80,6 +81,16 @@ def test_a_copy_of_the_model_computes_with_its_own_weights():
         assert model.first(images).abs().max() > 0
     with torch.no_grad():
         assert "forward" not in vars(model.first)
+
+
+def test_what_is_pickled_meanwhile_can_be_read_afterwards():
+    model, images = Seen(), torch.rand(2, 1, 6, 6)
+    with ExitStack() as undo:
+        follow_weights(model, undo)
+        written, other = pickle.dumps(model), copy.deepcopy(model)
+    for found in (pickle.loads(written), pickle.loads(pickle.dumps(other)), other):
+        assert torch.equal(found(images), model(images))
+        assert found.first.forward.__self__ is found.first
 
 
 def test_a_compiler_takes_it_as_part_of_the_model():

@@ -65,10 +65,12 @@ def test_a_size_of_gpt_2_has_its_limits():
 
 
 def test_unknown_sizes_and_samples_that_are_no_text_are_said():
-    with pytest.raises(UsageError, match=r"unknown size of gpt '2m'.*10m, 124m, 1m, 355m, 774m"):
+    with pytest.raises(UsageError, match=r"model 'gpt' in size '2m': there are gpt-1m, gpt-10m, gpt-124m"):
         get("gpt-2m")
-    with pytest.raises(UsageError, match=r"unknown size of lenet 'big'"):
-        get("lenet-big")
+    with pytest.raises(UsageError, match=r"model 'lenet' in size '5': lenet comes in one; lenet alone"):
+        get("lenet-5")
+    with pytest.raises(UsageError, match=r"unknown model 'gpt-'.*did you mean 'gpt'"):
+        get("gpt-")
     with pytest.raises(
         UsageError, match=r"gpt-1m for samples of shape \(1, 28, 28\): \(tokens,\).*--data text"
     ):

@@ -77,7 +77,8 @@ def says_that_data_is_usual(args: argparse.Namespace, lines: list[str]) -> Itera
         of_user = not error.died if isinstance(error, RankError) else not isinstance(error, KwayError)
         if of_user and args.data is None and is_reference(args.model) and not lines[0].startswith("job"):
             usual = f"{args.model} was run on the images of {sources.DEFAULT_SOURCE!r}"
-            error.add_note(f"no --data was given: {usual}")
+            do = "for text pass --data text, for your own --data path/file.py:name"
+            error.add_note(f"no --data was given: {usual}; {do}")
         raise
 
 

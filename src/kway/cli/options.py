@@ -13,7 +13,8 @@ def model(parser: argparse.ArgumentParser, precision: str = "fp32; TF32 is off")
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help=f"an example ({', '.join(model_names())}), package.module:name or path/file.py:name; "
+        help=f"an example ({', '.join(model_names())}; a size after a dash, gpt-10m or rnn-gru), "
+        "package.module:name or path/file.py:name; "
         "the name is an nn.Module class, a function that makes one, or a Job",
     )
     parser.add_argument("--data", metavar="NAME", help=f"{', '.join(data_names())}, or path/file.py:name")

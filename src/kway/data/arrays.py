@@ -28,7 +28,12 @@ class Rows:
 
 
 class InMemory(Dataset[Any], ABC):
-    """A data set that gives many samples at once. Reading it draws no random numbers."""
+    """A data set that gives many samples at once. Reading it draws no random numbers.
+
+    ``name``: of a named data set, that of its source, which stands in errors and records.
+    """
+
+    name = ""
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -40,6 +40,10 @@ def _forward(self: Any, images: Tensor) -> Tensor:
     return type(self).forward(self, _laid(images, self.weight.dim()))  # type: ignore[no-any-return]
 
 
+# As pickle names it: what is read back has the forward of its class.
+_forward.__name__ = "forward"
+
+
 def _laid(images: Tensor, dimensions: int) -> Tensor:
     plain = type(images) is Tensor and images.layout is torch.strided and not images.is_nested
     if not plain or images.dim() != dimensions or images.shape[1] != 1:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.data.images import Images
+from kway.data.arrays import InMemory
 from kway.data.parts import Parts
 from kway.job import Job
 
@@ -54,7 +54,7 @@ def data_text(data: Any) -> str:
     """Name a data set: by its name, else by the shapes of its arrays, else by its class."""
     if isinstance(data, torch.utils.data.DataLoader):
         return data_text(data.dataset)
-    if isinstance(data, Images):
+    if isinstance(data, InMemory) and data.name:
         return data.name
     if isinstance(data, tuple) and data and all(hasattr(item, "shape") for item in data):
         return ", ".join(map(data_text, data))

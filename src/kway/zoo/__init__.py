@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kway.errors import UsageError
-from kway.registry import known, modules_of, unknown
+from kway.registry import modules_of, unknown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,8 +24,9 @@ def names() -> list[str]:
 
 
 def is_known(name: str) -> bool:
-    """Whether there is a model of that name, of whatever size. Does not import torch."""
-    return name.partition("-")[0] in names()
+    """Whether there is a model of that name; of its size only that it is not empty. Does not import torch."""
+    base, dash, size = name.partition("-")
+    return base in names() and bool(size) == bool(dash)
 
 
 def get(name: str) -> "Callable[[Shape, int], nn.Module]":
@@ -35,13 +36,17 @@ def get(name: str) -> "Callable[[Shape, int], nn.Module]":
     raises it for samples or classes that the model cannot take.
     """
     module = _module(name)
-    size = name.partition("-")[2]
+    base, _, size = name.partition("-")
     build: Callable[..., nn.Module] = module.build
     if not size:
         return build
-    return partial(
-        build, size=known(f"size of {name.partition('-')[0]}", size, {s: s for s in _sizes(module)})
+    sizes = list(getattr(module, "SIZES", ()))
+    if size in sizes:
+        return partial(build, size=size)
+    there = (
+        f"there are {', '.join(f'{base}-{known}' for known in sizes)}" if sizes else f"{base} comes in one"
     )
+    raise UsageError(f"model {base!r} in size {size!r}", there, f"{base} alone is the usual one")
 
 
 def usual_data(name: str) -> str:
@@ -81,7 +86,3 @@ def _module(name: str) -> Any:
     if not is_known(name):
         raise unknown("model", name, names())
     return import_module(f"{__name__}.{name.partition('-')[0]}")
-
-
-def _sizes(module: Any) -> list[str]:
-    return sorted(getattr(module, "SIZES", {}))
