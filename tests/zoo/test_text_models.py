@@ -77,7 +77,7 @@ def test_unknown_sizes_and_samples_that_are_no_text_are_said():
         get("gpt")((1, 28, 28), 10)
     with pytest.raises(UsageError, match=r"lenet for samples of shape \(128,\).*--data mnist5k"):
         get("lenet")((128,), 10)
-    assert (usual_data("gpt-10m"), usual_data("rnn"), usual_data("lenet")) == ("text", "text", "synthetic")
+    assert (usual_data("gpt-10m"), usual_data("rnn"), usual_data("lenet")) == ("text", "text", None)
 
 
 def small(name, rows=40):

@@ -129,8 +129,8 @@ def _overridden(job: Job, args: argparse.Namespace, fixed: dict[str, Any]) -> tu
 
 def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list[str]]:
     """Return (training data, validation data, source or None, description, notices)."""
-    usual = sources.DEFAULT_SOURCE if is_reference(args.model) else zoo.usual_data(args.model)
-    name = usual if args.data is None else args.data
+    usual = None if is_reference(args.model) else zoo.usual_data(args.model)
+    name = (usual or sources.DEFAULT_SOURCE) if args.data is None else args.data
     if not is_reference(name):
         root = args.data_dir or (Path(os.environ["KWAY_DATA"]) if os.environ.get("KWAY_DATA") else None)
         if name not in sources.names():

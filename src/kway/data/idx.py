@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kway.data.images import Images, Source
+from kway.data.images import Images
+from kway.data.sources import Source
 from kway.errors import DataError
 from kway.paths import check_reachable
 

@@ -1,6 +1,4 @@
-"""Images and labels in memory, and what a named data set consists of."""
-
-from dataclasses import dataclass, field
+"""Images and labels in memory."""
 
 import torch
 
@@ -53,17 +51,3 @@ def _scaled(rows: Batch) -> Batch:
     # Divided by a tensor: by a number, CUDA multiplies with its reciprocal, which differs in the last bit.
     whole = torch.full((), 255.0, dtype=torch.float32, device=pixels.device)
     return pixels.to(torch.float32).div_(whole), labels
-
-
-@dataclass(frozen=True)
-class Source:
-    """A named data set. ``shape``: that of a sample, (C, H, W) of an image or (T,) of a row of tokens; ``classes``:
-    number of labels, or of different tokens; ``notices``: for the user.
-    """
-
-    name: str
-    train: InMemory
-    validation: InMemory
-    shape: tuple[int, ...]
-    classes: int
-    notices: list[str] = field(default_factory=list)

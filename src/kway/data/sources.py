@@ -1,5 +1,6 @@
 """Data sets by name. A file in ``kway/data/sets`` is found by its name, with ``-`` for ``_``."""
 
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,10 +8,24 @@ from typing import TYPE_CHECKING
 from kway.registry import modules_of, unknown
 
 if TYPE_CHECKING:
-    from kway.data.images import Source
+    from kway.data.arrays import InMemory
 
 DEFAULT_SOURCE = "synthetic"
 _SETS = "kway.data.sets"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A named data set. ``shape``: that of a sample, (C, H, W) of an image or (T,) of a row of tokens; ``classes``:
+    number of labels, or of different tokens; ``notices``: for the user.
+    """
+
+    name: str
+    train: "InMemory"
+    validation: "InMemory"
+    shape: tuple[int, ...]
+    classes: int
+    notices: list[str] = field(default_factory=list)
 
 
 def names() -> list[str]:
@@ -18,7 +33,7 @@ def names() -> list[str]:
     return [name.replace("_", "-") for name in modules_of(_SETS)]
 
 
-def load(name: str, data_dir: Path | None = None, seed: int = 0) -> "Source":
+def load(name: str, data_dir: Path | None = None, seed: int = 0) -> Source:
     """Read a data set.
 
     ``data_dir`` is the root with one folder a set, for sets that are read from files; nothing is downloaded

@@ -80,7 +80,7 @@ class LossRule:
         made: Callable[[], str | None] = lambda: None,
         builtin: bool = False,
     ) -> None:
-        self.builtin = builtin
+        self._builtin = builtin
         self.summed: Callable[..., tuple[Tensor, Tensor]] = summed
         self._compute, self.averaged, self.changed, self._moved = compute, averaged, changed, moved
         self._made = made
@@ -91,7 +91,7 @@ class LossRule:
     ) -> tuple[Tensor, Tensor]:
         """Compute what ``ending`` makes of total and weight of one share of ``samples`` samples."""
         computed = self._compute(output, target, samples)
-        if self.builtin:
+        if self._builtin:
             return self.summed(*computed, ending, factor)
         total, weight = computed
         return ending(total, weight, factor)

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 Shape = tuple[int, ...]
-IMAGES = "synthetic"
+# By the number of dimensions of a sample: what it is, and which data sets have such.
+_SAMPLES = {
+    3: ("(channels, height, width), each from 1", "images, like --data mnist5k"),
+    1: ("(tokens,), from 1", "text, like --data text"),
+}
 
 
 def names() -> list[str]:
@@ -49,35 +53,19 @@ def get(name: str) -> "Callable[[Shape, int], nn.Module]":
     raise UsageError(f"model {base!r} in size {size!r}", there, f"{base} alone is the usual one")
 
 
-def usual_data(name: str) -> str:
-    """Return the name of the data set that a model is trained on where none is named. Raises ``UsageError``."""
-    return str(getattr(_module(name), "DATA", IMAGES))
+def usual_data(name: str) -> str | None:
+    """Return the data set that a model is trained on where none is named; ``None`` for any of images.
+
+    Raises ``UsageError`` for an unknown name.
+    """
+    return getattr(_module(name), "DATA", None)
 
 
-def check(model: str, shape: Shape, classes: int) -> None:
-    """Raise ``UsageError`` where ``shape`` is not of images, a size of it or the number of ``classes`` is below 1."""
-    if len(shape) != 3 or min(shape) < 1:
-        raise UsageError(
-            f"{model} for samples of shape {tuple(shape)}",
-            "(channels, height, width), each from 1",
-            "name a data set of images, like --data mnist5k",
-        )
-    check_classes(model, classes)
-
-
-def check_text(model: str, shape: Shape, classes: int) -> None:
-    """Raise ``UsageError`` where ``shape`` is not of rows of tokens, or a size is below 1."""
-    if len(shape) != 1 or min(shape) < 1:
-        raise UsageError(
-            f"{model} for samples of shape {tuple(shape)}",
-            "(tokens,), from 1",
-            "name a data set of text, like --data text",
-        )
-    check_classes(model, classes)
-
-
-def check_classes(model: str, classes: int) -> None:
-    """Raise ``UsageError`` where there is no class."""
+def check(model: str, shape: Shape, classes: int, dimensions: int = 3) -> None:
+    """Raise ``UsageError`` where ``shape`` is not that of a sample of so many dimensions, or there is no class."""
+    need, data = _SAMPLES[dimensions]
+    if len(shape) != dimensions or min(shape) < 1:
+        raise UsageError(f"{model} for samples of shape {tuple(shape)}", need, f"name a data set of {data}")
     if classes < 1:
         raise UsageError(f"{model} for {classes} classes", "at least 1")
 

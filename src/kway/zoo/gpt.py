@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kway.errors import UsageError
-from kway.zoo import Shape, check_text
+from kway.zoo import Shape, check
 
 Tensor = torch.Tensor
 DATA = "text"
@@ -111,7 +111,7 @@ def build(shape: Shape, classes: int, size: str = DEFAULT) -> nn.Module:
 
     Raises ``UsageError`` for longer rows, or more tokens, than a size of GPT-2 takes.
     """
-    check_text(f"gpt-{size}", shape, classes)
+    check(f"gpt-{size}", shape, classes, dimensions=1)
     config = SIZES[size]
     if config.length == _GPT2[1]:
         for got, most, what in (

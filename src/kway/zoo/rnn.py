@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.zoo import Shape, check_text
+from kway.zoo import Shape, check
 
 DATA = "text"
 SIZES: dict[str, type[nn.LSTM | nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -29,5 +29,5 @@ class RNN(nn.Module):
 
 def build(shape: Shape, classes: int, size: str = "lstm") -> nn.Module:
     """Make a network for rows of tokens below ``classes``, of any length; ``size``: ``lstm`` or ``gru``."""
-    check_text("rnn", shape, classes)
+    check("rnn", shape, classes, dimensions=1)
     return RNN(classes, SIZES[size])

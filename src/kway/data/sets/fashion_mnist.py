@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kway.data.idx import load_folder
-from kway.data.images import Source
+from kway.data.sources import Source
 
 _SHA256 = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",

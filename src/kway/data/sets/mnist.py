@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kway.data.idx import load_folder
-from kway.data.images import Source
+from kway.data.sources import Source
 
 
 def load(data_dir: Path | None, seed: int) -> Source:

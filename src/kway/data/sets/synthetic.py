@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kway.data.images import Images, Source
+from kway.data.images import Images
 from kway.data.seeds import key
+from kway.data.sources import Source
 
 _SIDE, _CLASSES, _TRAIN, _VALIDATION = 28, 10, 5000, 1000
 _CELL = 4  # pixels: patterns are made of squares of this size, so that convolutions find something

@@ -6,7 +6,7 @@ from pydoc_data.topics import topics
 
 import torch
 
-from kway.data.images import Source
+from kway.data.sources import Source
 from kway.data.texts import Windows
 
 _LENGTH, _CLASSES = 128, 256
