@@ -130,7 +130,8 @@ class Cluster(Record):
 class Plan(Record):
     """Which layout a run uses, on what. ``device_set`` holds torch device strings, one a rank.
 
-    ``step_kind``: how steps are to run; what did run stands in the record of the run.
+    ``step_kind``: how steps are to run; what did run stands in the record of the run. ``settings``: what else of them
+    is chosen, by name (``kway.step.settings``).
     """
 
     kind: ClassVar[str] = "plan"
@@ -142,6 +143,7 @@ class Plan(Record):
     reason: str
     shards: int = 8
     step_kind: str = "eager"
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:

@@ -2,7 +2,7 @@
 
 import copy
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -97,6 +97,7 @@ def train(
     exactness: str = "math",
     shards: int = DEFAULT_SHARDS,
     step_kind: str = DEFAULT_KIND,
+    settings: Mapping[str, Any] | None = None,
     epochs: int = 10,
     steps: int | None = None,
     out: Path | str | None = None,
@@ -120,7 +121,8 @@ def train(
     ``devices``: ``"auto"``, a number, ``"cpu:N"``, ``"cuda:I,J"``, or a ``torch.device`` or a list of them.
     ``strategy``: ``"auto"``, ``"single"``, ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"``,
     ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``. ``step_kind``: how a step runs:
-    ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``. ``steps`` stops after that many
+    ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``; ``settings``: what else of it is
+    chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. ``steps`` stops after that many
     optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs; ``None`` keeps
     nothing on disk. ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
     validation figure whose best weights are kept: ``"validation_loss"``, the name of a metric, or ``METRIC/KEY``
@@ -150,7 +152,7 @@ def train(
     """
     check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
-    where = place(devices, strategy, exactness, shards, stall is not None, step_kind)
+    where = place(devices, strategy, exactness, shards, stall is not None, step_kind, settings)
     spec = TrainSpec(
         job=job,
         plan=where.plan,
