@@ -33,7 +33,8 @@ class Settings:
     optimizers go over parameters: ``foreach`` or ``fused``. ``attention``: which kernel of
     ``scaled_dot_product_attention`` comes first on a GPU. ``autotune``: whether cuDNN times its algorithms for each
     shape. ``compile_mode``: see ``COMPILE_MODES``. ``bucket_mib``: size of a bucket of gradients. ``overlap``: whether
-    compiled code is cut where a bucket is full, so that backward hands over gradients before it ends.
+    compiled code is cut where a bucket is full, so that backward hands over gradients before it ends. ``threads``:
+    of a CPU rank inside an operation; at level bits it is one.
     """
 
     memory_format: str | None = None
@@ -43,6 +44,7 @@ class Settings:
     compile_mode: str | None = None
     bucket_mib: float | None = None
     overlap: bool | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse names and sizes that nothing is known of."""
@@ -58,6 +60,9 @@ class Settings:
         for what in ("autotune", "overlap"):
             if getattr(self, what) not in (None, True, False):
                 raise UsageError(f"{what}={getattr(self, what)!r}", "it must be true, false or null")
+        count = self.threads
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise UsageError(f"threads={count!r}", "it must be a whole number of at least 1")
         size = self.bucket_mib
         if size is not None and (isinstance(size, bool) or not isinstance(size, int | float) or not size > 0):
             raise UsageError(f"bucket_mib={size!r}", "it must be a number greater than 0")
@@ -88,6 +93,9 @@ class Settings:
                 before = torch.backends.cudnn.benchmark
                 torch.backends.cudnn.benchmark = self.autotune
                 undo.callback(setattr, torch.backends.cudnn, "benchmark", before)
+            if self.threads is not None and device.type == "cpu":
+                undo.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(self.threads)
             if self.attention == "cudnn" and device.type == "cuda":
                 attention: Any = torch.nn.attention
                 kinds = attention.SDPBackend

@@ -393,6 +393,8 @@ class Loop:
             versions=versions(),
             job=self.subject,
             machine=machine(gpus, threads=self.world.threads),
+            settings=plan.settings,
+            tuned=self.spec.tuned,
             started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),
             wall_s=time.perf_counter() - begun,
         )
