@@ -89,13 +89,16 @@ def step_kind(parser: argparse.ArgumentParser, tunes: bool = False) -> None:
         help=("auto: what was measured to be fastest; " if tunes else "")
         + f"{kinds} (default {'auto' if tunes else DEFAULT_KIND})",
     )
-    if tunes:
-        parser.add_argument(
-            "--settings",
-            metavar="NAME=VALUE[,...]",
-            help="what else of a step stays as named: memory_format, optimizer (foreach, fused), attention, autotune, "
-            "compile_mode, bucket_mib, overlap, threads",
-        )
+
+
+def settings(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that says what else of a step is chosen."""
+    parser.add_argument(
+        "--settings",
+        metavar="NAME=VALUE[,...]",
+        help="what else of a step is as named: memory_format (channels_last), optimizer (foreach, fused), attention "
+        "(cudnn), autotune, compile_mode (searched, max-autotune), bucket_mib, overlap, threads",
+    )
 
 
 def settings_of(text: str | None) -> dict[str, object]:

@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.placing(parser)
     options.exactness(parser)
     options.step_kind(parser, tunes=True)
+    options.settings(parser)
     parser.add_argument(
         "--tune-seconds",
         type=float,

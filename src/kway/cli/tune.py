@@ -16,6 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.placing(parser)
     options.exactness(parser)
     options.step_kind(parser, tunes=True)
+    options.settings(parser)
     parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
     parser.add_argument(
         "--tune-seconds",

@@ -75,6 +75,12 @@ class Settings:
             known("setting", name, names)
         return cls(**values)
 
+    def named(self) -> dict[str, Any]:
+        """Return what is chosen, by name."""
+        return {
+            entry.name: value for entry in fields(self) if (value := getattr(self, entry.name)) is not None
+        }
+
     @property
     def bucket_bytes(self) -> int | None:
         """The size of a bucket in bytes, ``None`` for the usual one."""

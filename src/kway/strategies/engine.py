@@ -73,6 +73,7 @@ class Engine:
         check_level(layout, level, shards)
         check_model(job, model, layout, level, batch_size, shards, trains)
         self.job, self.layout, self.level = job, dict(layout), level
+        self.settings = settings
         self._is_main, self._warned = world.is_main, 0
         self._level = level_of(level)
         self.device = torch.device(world.device)
@@ -140,7 +141,7 @@ class Engine:
         """Within what equal bits of this engine hold: see ``bits_hold_within``. ``None`` at other levels."""
         if self.level != "bits":
             return None
-        return bits_hold_within(self.device, self.part.shards, self.step_kind)
+        return bits_hold_within(self.device, self.part.shards, self.step_kind, settings=self.settings.named())
 
     def compare(self, again: bool = False) -> None:
         """Raise ``MispairedError`` where ranks took other steps than the rest: see ``StepCore.compare``."""

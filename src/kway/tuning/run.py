@@ -130,7 +130,8 @@ def _one_shard(job: Job, plan: Plan, world: World) -> tuple[Job, Plan, World]:
     assert job.batch_size is not None
     one = replace(plan, strategy="single", layout={}, device_set=[world.device], shards=1)
     shard = replace(job, batch_size=-(-job.batch_size // plan.shards))
-    return shard, one, replace(world, rank=0, size=1, local_rank=0, local_size=1)
+    # Where a shard is computed on a CPU, it is on one thread.
+    return shard, one, replace(world, rank=0, size=1, local_rank=0, local_size=1, threads=1)
 
 
 def _subject(
