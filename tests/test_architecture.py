@@ -20,6 +20,7 @@ LAYERS = (
     ("strategies",),
     ("training",),
     ("proving",),
+    ("tuning",),
     ("jobs",),
     ("cli",),
     ("__main__",),
