@@ -120,7 +120,8 @@ class ByHand:
 
     def _compute(self) -> Tensor:
         self._optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self._device.type, torch.bfloat16):
+        # On a CPU, which only shows that all of it runs, it would be slow.
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
             loss: Tensor = self._net(*self._batch)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._buckets is not None:
@@ -138,7 +139,8 @@ class ByHand:
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # A watchdog of the collectives may look at its events meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             loss = self._compute()
 
         def again() -> Tensor:

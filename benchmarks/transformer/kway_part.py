@@ -66,7 +66,7 @@ def measure(way: Way, setting: Setting, k: int, cpu: bool) -> dict[str, Any]:
             optimizer=partial(optimizer, fused=not cpu),
             data=setting.data(k),
             batch_size=setting.batch * k,
-            precision="bf16",
+            precision="fp32" if cpu else "bf16",
         ),
         devices=f"cpu:{k}" if cpu else "cuda:" + ",".join(map(str, range(k))),
         strategy="single" if k == 1 else "data",
