@@ -44,8 +44,8 @@ def way_of(text: str) -> Way:
     return Way(size, level, kind)
 
 
-def measure(way: Way, setting: Setting, k: int, cpu: bool) -> dict[str, Any]:
-    """Train as a user does and return the row."""
+def measure(way: Way, setting: Setting, k: int, cpu: bool, **more: Any) -> dict[str, Any]:
+    """Train as a user does and return the row. ``more``: other arguments of ``kway.train``."""
     from torch import nn
 
     import kway
@@ -74,6 +74,7 @@ def measure(way: Way, setting: Setting, k: int, cpu: bool) -> dict[str, Any]:
         step_kind=way.kind,
         epochs=1 + setting.epochs,
         callbacks=[listen],
+        **more,
     )
     record = run.record
     seconds = [epoch["seconds"] for epoch in record.epochs]
@@ -83,6 +84,7 @@ def measure(way: Way, setting: Setting, k: int, cpu: bool) -> dict[str, Any]:
         "way": str(way),
         "size": way.size,
         "level": way.level,
+        "more": more,
         # What ran: not always what was asked for, which ``way`` says.
         "step_kind": record.step_kind,
         "step_s": record.measured_step_s,
@@ -107,12 +109,15 @@ def main() -> int:
     parser.add_argument("ways", nargs="+", type=way_of, metavar="WAY")
     parser.add_argument("--k", type=int, default=1)
     parser.add_argument("--cpu", action="store_true", help="a smoke run on CPU ranks")
+    parser.add_argument(
+        "--more", type=json.loads, default={}, metavar="JSON", help="other arguments of kway.train, by name"
+    )
     options = parser.parse_args()
     failed = False
     for way in options.ways:
         begun = time.monotonic()
         try:
-            row = measure(way, SETTINGS[way.size], options.k, options.cpu)
+            row = measure(way, SETTINGS[way.size], options.k, options.cpu, **options.more)
         except RefusedError as error:
             row = {"kind": "left out", "way": str(way), "reason": str(error)}
         except Exception as error:
