@@ -30,7 +30,9 @@ from kway.records import Cluster, Plan, Proof, Training, Tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
-OTHERS = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+OTHERS = [
+    ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+]
 ALL = [*GUIDE, *OTHERS, *sorted((ROOT / "docs/decisions").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
