@@ -97,8 +97,8 @@ def wish_of(
 ) -> Wish | None:
     """Return how a run is to be tuned, ``None`` for not at all. Raises ``UsageError``.
 
-    At level bits only where seconds are named: a choice is part of the bits, and what one run has measured another one
-    must not take up unasked.
+    Only where seconds are named: a step kind that the user has chosen, and level bits, where a choice is part of the
+    bits, and what one run has measured another one must not take up unasked.
     """
     if seconds is not None and (
         isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf
@@ -108,7 +108,7 @@ def wish_of(
         if seconds is not None:
             raise UsageError(f"tune_seconds={seconds:g} and no tuning", "only one of them", "leave one out")
         return None
-    if exactness == "bits" and seconds is None:
+    if seconds is None and (exactness == "bits" or step_kind != AUTO):
         return None
     allowed = tuple(allow)
     for name in allowed:
