@@ -97,7 +97,8 @@ def settings(parser: argparse.ArgumentParser) -> None:
         "--settings",
         metavar="NAME=VALUE[,...]",
         help="what else of a step is as named: memory_format (channels_last), optimizer (foreach, fused), attention "
-        "(cudnn), autotune, compile_mode (searched, max-autotune), bucket_mib, overlap, threads",
+        "(cudnn), autotune, compile_mode (searched, max-autotune), bucket_mib, overlap, threads, recompute (activation "
+        "checkpointing of the model's blocks)",
     )
 
 

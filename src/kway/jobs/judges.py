@@ -188,7 +188,7 @@ class BitsJudge(Judge):
         """Return the fingerprints of the one-device run, and within what they hold."""
         case = self.case
         return {
-            "holds_within": bits_hold_within(case.home, case.shards, self._kind),
+            "holds_within": bits_hold_within(case.home, case.shards, self._kind, settings=case.settings),
             "model": case.job.title,
             "batch_size": max(len(indices) for _, indices in case.batches),
             "precision": case.job.precision,

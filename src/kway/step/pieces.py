@@ -42,7 +42,11 @@ def in_pieces(size: int, options: dict[str, Any]) -> Callable[..., Any] | None:
     one = partial(compiler, config_patches=options)
 
     def compiled(graph: Any, inputs: Any) -> Any:
-        # One for each graph: it notes the pieces of the one it has cut.
-        return cutter(size, one, first_bucket_cap=size).compile_fn(graph, inputs)
+        try:
+            # One for each graph: it notes the pieces of the one it has cut.
+            return cutter(size, one, first_bucket_cap=size).compile_fn(graph, inputs)
+        except NotImplementedError:
+            # Graphs within the graph, as those of activation checkpointing, were not always cut.
+            return one(graph, inputs)
 
     return compiled

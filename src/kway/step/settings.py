@@ -10,6 +10,7 @@ from torch import nn
 
 from kway.errors import UsageError
 from kway.registry import known
+from kway.step.recompute import recompute
 
 Tensor = torch.Tensor
 
@@ -34,7 +35,8 @@ class Settings:
     ``scaled_dot_product_attention`` comes first on a GPU. ``autotune``: whether cuDNN times its algorithms for each
     shape. ``compile_mode``: see ``COMPILE_MODES``. ``bucket_mib``: size of a bucket of gradients. ``overlap``: whether
     compiled code is cut where a bucket is full, so that backward hands over gradients before it ends. ``threads``:
-    of a CPU rank inside an operation; at level bits it is one.
+    of a CPU rank inside an operation; at level bits it is one. ``recompute``: whether the model's blocks keep their
+    inputs alone, and are computed again in backward: memory for time (``kway.step.recompute``).
     """
 
     memory_format: str | None = None
@@ -45,6 +47,7 @@ class Settings:
     bucket_mib: float | None = None
     overlap: bool | None = None
     threads: int | None = None
+    recompute: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse names and sizes that nothing is known of."""
@@ -57,7 +60,7 @@ class Settings:
             value = getattr(self, what)
             if value is not None:
                 known(what.replace("_", " "), value, dict.fromkeys(values))
-        for what in ("autotune", "overlap"):
+        for what in ("autotune", "overlap", "recompute"):
             if getattr(self, what) not in (None, True, False):
                 raise UsageError(f"{what}={getattr(self, what)!r}", "it must be true, false or null")
         count = self.threads
@@ -114,6 +117,12 @@ class Settings:
                 undo.enter_context(attention.sdpa_kernel(order, set_priority=True))
             if self.memory_format is not None:
                 _lay_out(model, self.memory_format, undo)
+            if self.recompute and not recompute(model, undo):
+                raise UsageError(
+                    f"recompute with a {type(model).__name__} that has no blocks",
+                    "a list (nn.ModuleList, nn.Sequential) of several parts of one class is needed",
+                    "call torch.utils.checkpoint in the model where it keeps too much",
+                )
             yield
 
     def prefer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

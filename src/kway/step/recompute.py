@@ -1,0 +1,53 @@
+"""Activation checkpointing of a model's blocks: what lies between their ends is not kept, but computed again."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch.utils.checkpoint
+from torch import nn
+
+
+def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the repeated parts of a model by name: the items of its outermost lists that hold several of one class.
+
+    A list is an ``nn.ModuleList`` or ``nn.Sequential``; items without parameters are no blocks. Empty where the model
+    has none.
+    """
+    return list(_blocks("", model))
+
+
+def _blocks(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    held = [(f"{prefix}{name}", child) for name, child in module.named_children()]
+    trained = [(name, child) for name, child in held if next(child.parameters(), None) is not None]
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        # Single layers keep little beside their input: to compute them again would bring nothing.
+        deep = [(name, child) for name, child in trained if next(child.children(), None) is not None]
+        if len(deep) > 1 and len({type(child) for _, child in deep}) == 1:
+            yield from deep
+            return
+    for name, child in trained:
+        yield from _blocks(f"{name}.", child)
+
+
+def recompute(model: nn.Module, undo: ExitStack) -> int:
+    """Let the blocks of ``model`` keep their inputs alone until ``undo`` ends; return how many there are.
+
+    In training only. Random numbers are drawn again as they were; parts that move buffers are looked after by
+    ``kway.step.checkpointing``. A block whose own ``forward`` somebody has replaced is left alone.
+    """
+    count = 0
+    for _, block in blocks_of(model):
+        if "forward" in vars(block):
+            continue
+        vars(block)["forward"] = partial(_again, block, block.forward)
+        undo.callback(vars(block).pop, "forward", None)
+        count += 1
+    return count
+
+
+def _again(block: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    if not (block.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
