@@ -53,6 +53,30 @@ def test_training_is_compiled_evaluation_is_not_and_nothing_stays():
     assert "forward" not in vars(run.model.layers[1])
 
 
+def test_a_container_of_torch_is_compiled_too():
+    # The compiler passes over what torch's own files define.
+    how = set()
+
+    class Tell(nn.Module):
+        def forward(self, x):
+            how.add(torch.compiler.is_compiling())
+            return x
+
+    def container():
+        return nn.Sequential(nn.Linear(3, 4), Tell(), nn.Tanh(), nn.Linear(4, 2))
+
+    kway.train(job(container, validation=None), devices="cpu:1", steps=1, epochs=1, step_kind="compiled")
+    assert how == {True}
+    counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    plain = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    eager = kway.train(job(lambda: plain, validation=None), devices="cpu:1", steps=1, epochs=1)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == counted
+    again = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    kway.train(job(lambda: again, validation=None), devices="cpu:1", steps=1, epochs=1, step_kind="compiled")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > counted
+    assert eager.record.step_kind == "eager"
+
+
 def test_a_hook_on_a_loss_that_comes_after_another_run_counts():
     # Compiled code is kept by function: that for a loss without the hook is there, for the same class.
     rule = rule_for(nn.MSELoss(), CPU)

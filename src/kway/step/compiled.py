@@ -3,13 +3,14 @@
 On a GPU a built-in loss too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import MethodType
 from typing import Any
 
 import torch
+from torch import nn
 
 from kway.data.share import Share
 from kway.devices.compilers import keep_code
@@ -45,7 +46,7 @@ class CompiledStep:
         cut = None if pieces is None else in_pieces(pieces, options)
         how: dict[str, Any] = {"options": options} if cut is None else {"backend": cut}
         # With the hooks, as nn.Module.compile does. Fixed shapes: there are few, and each gets code of its own.
-        self._compiled = torch.compile(core.model._call_impl, dynamic=False, **how)
+        self._compiled = torch.compile(_seen(core.model), dynamic=False, **how)
         # Where launches cost: on a CPU it would take seconds to compile, and win nothing.
         launches = core.device.type == "cuda"
         self._summed: Any = (
@@ -91,6 +92,23 @@ class CompiledStep:
     def forget(self) -> None:
         """Forget recordings; compiled code reads parameters where they are."""
         self._inner.forget()
+
+
+def _seen(model: nn.Module) -> Callable[..., Any]:
+    """Return the call of a model as the compiler takes it.
+
+    It passes over functions of torch's own files, the forward of a container (``nn.Sequential``) among them, but looks
+    into all that a function of another file calls.
+    """
+    call: Callable[..., Any] = model._call_impl
+    rules: Any = import_module("torch._dynamo.trace_rules")
+    if not rules.check(model.forward):
+        return call
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return called
 
 
 @contextmanager
