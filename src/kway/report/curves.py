@@ -50,7 +50,7 @@ def draw(training: Training | dict[str, Any], path: Path) -> Path:
     # panels have fixed places: to measure all texts for a layout, and to draw everything twice for that, takes three
     # times as long as the rest.
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH)
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)  # its writer of files has no types
     title = f"{record.model}, {layout_text(record)}"
     left = 0.14 / width
     figure.text(left, 1 - 0.14 / height, title, fontsize=13, fontweight="bold", va="top")
