@@ -21,6 +21,7 @@ LAYERS = (
     ("strategies",),
     ("training",),
     ("proving",),
+    ("tuning",),
     ("jobs",),
     ("cli",),
     ("__main__",),
@@ -41,7 +42,7 @@ MUTATORS = {
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
-    "ReplicaError", "__version__",
+    "ReplicaError", "__version__", "tune",
 }  # fmt: skip
 
 Problems = list[str]

@@ -29,9 +29,11 @@ from kway.step.inputs import move
 from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.modes import begin_training, modes_of, set_modes
 from kway.step.open_jobs import OpenJob, open_jobs, opened
+from kway.step.pieces import piece_bytes
 from kway.step.precision import cast, precision_of
 from kway.step.scripted import check_scripted, scripted
 from kway.step.seeds import preserved, seed_generators
+from kway.step.settings import AS_IT_IS, Settings
 from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
 from kway.step.telling import EACH_STEP, Telling
@@ -46,7 +48,8 @@ class Engine:
 
     ``model`` is the rank's own module, already initialised; it is moved to the rank's device and is the
     trained model afterwards. ``step_kind``: how steps are to run (``kway.step.kinds``); ``trains``: whether
-    there will be any; ``telling``: which of them tell what ranks called. Raises ``RefusedError`` for a level that
+    there will be any; ``telling``: which of them tell what ranks called; ``settings``: what else is
+    chosen. Raises ``RefusedError`` for a level that
     layout or model cannot keep, and for a step kind that the device cannot run; ``UsageError`` for recorded steps
     that tell seldom, and where ranks train other parameters than each other; on layers of an open job what that one's
     ``equalise`` raises.
@@ -65,10 +68,12 @@ class Engine:
         step_kind: str = DEFAULT_KIND,
         trains: bool = True,
         telling: Telling = EACH_STEP,
+        settings: Settings = AS_IT_IS,
     ) -> None:
         check_level(layout, level, shards)
         check_model(job, model, layout, level, batch_size, shards, trains)
         self.job, self.layout, self.level = job, dict(layout), level
+        self.settings = settings
         self._is_main, self._warned = world.is_main, 0
         self._level = level_of(level)
         self.device = torch.device(world.device)
@@ -91,6 +96,8 @@ class Engine:
         )
         try:
             self.part.opened.enter_context(self.precision.flags())
+            self.part.opened.enter_context(settings.in_torch(self.model, self.device))
+            self.part.bucket_bytes = settings.bucket_bytes
             self.part.opened.enter_context(buffers_kept(self.model))
             if trains:
                 # Evaluation uses no statistics of its batches.
@@ -108,11 +115,14 @@ class Engine:
             self._scripted = scripted(self.model) if cut else []
             # Modes are set by now.
             check_scripted(self._scripted, trains)
-            self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
+            self.optimizer: torch.optim.Optimizer = settings.prefer(make_optimizer(job, self.model))
             self._step = self._level.open(self.part, self.optimizer)
             if self._step.kept is not None:
                 self.part.opened.callback(self._step.kept.close)
-            self._runner: Runner = open_kind(step_kind, self._step, self.part.opened)
+            # At level bits code is cut only where that was chosen: one device, with nothing to hide, must round alike.
+            hides = self.part.batch_group.size > 1 and level != "bits"
+            pieces = piece_bytes(settings, self.device, hides)
+            self._runner: Runner = open_kind(step_kind, self._step, self.part.opened, settings, pieces)
         except BaseException:
             self.close()
             raise
@@ -131,7 +141,7 @@ class Engine:
         """Within what equal bits of this engine hold: see ``bits_hold_within``. ``None`` at other levels."""
         if self.level != "bits":
             return None
-        return bits_hold_within(self.device, self.part.shards, self.step_kind)
+        return bits_hold_within(self.device, self.part.shards, self.step_kind, settings=self.settings.named())
 
     def compare(self, again: bool = False) -> None:
         """Raise ``MispairedError`` where ranks took other steps than the rest: see ``StepCore.compare``."""

@@ -17,6 +17,7 @@ from kway.launch.status import Status
 from kway.records import Training
 from kway.step.core import waits_for_figure
 from kway.step.kinds import kind_of
+from kway.step.settings import Settings
 from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
@@ -86,6 +87,7 @@ class Loop:
             self.status,
             plan.step_kind,
             telling=Telling(told_every, self._looks_after),
+            settings=Settings.of(plan.settings),
         )
         # As it begins: a schedule changes the rate later.
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
@@ -391,6 +393,8 @@ class Loop:
             versions=versions(),
             job=self.subject,
             machine=machine(gpus, threads=self.world.threads),
+            settings=plan.settings,
+            tuned=self.spec.tuned,
             started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),
             wall_s=time.perf_counter() - begun,
         )
