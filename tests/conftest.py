@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.commands import forking_commands
-from tests.forked import ForkedRanks, Zygotes, forking
+from tests.forked import ForkedRanks, Zygotes, fork_servers_from, forking
 
 from kway.launch.local import Ranks
 
@@ -62,7 +62,9 @@ class Pool:
 @pytest.fixture(scope="session")
 def zygotes() -> Iterator[Zygotes]:
     with Zygotes() as found:
+        start_servers = fork_servers_from(found)
         yield found
+        start_servers()
 
 
 @pytest.fixture

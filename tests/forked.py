@@ -15,8 +15,9 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing import util
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -54,6 +55,7 @@ _READ_AT_START = (
     "MPL",
 )
 _SET_LATER = ("OMP_NUM_THREADS",)
+_SERVER = "from multiprocessing.forkserver import main"
 # A test may start ranks from several threads.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -72,6 +74,10 @@ class Forker:
         with _ONE_AT_A_TIME, adopting():
             socket.send_fds(self._sock, [json.dumps(request).encode()], fds)
             return int(self._take())
+
+    def starts_as(self, environment: Mapping[str, str]) -> bool:
+        """Whether what is started with ``environment`` begins as what is forked does: such a one is what asks."""
+        return True
 
     def close(self) -> str:
         """Let go of it. Returns what it printed, as far as that is known."""
@@ -223,7 +229,29 @@ class Inherited:
 
 def fork_ranks_from(sock: socket.socket) -> None:
     """Have the ranks of this process, which is a command, forked at the other end of ``sock``, to its end."""
-    crew.RankProcess = partial(ForkedRank, Inherited(sock))  # type: ignore[misc]
+    inherited = Inherited(sock)
+    crew.RankProcess = partial(ForkedRank, inherited)  # type: ignore[misc]
+    fork_servers_from(inherited)
+
+
+def fork_servers_from(source: "Zygotes | Inherited") -> Callable[[], None]:
+    """Have the fork server of loader workers forked: it need not import torch. Return what ends that."""
+    start = util.spawnv_passfds
+
+    def spawn(path: Any, words: Sequence[Any], fds: Sequence[int]) -> int:
+        forker = source.of(0) if _SERVER in str(words[-1]) else None
+        environment = dict(os.environ)
+        if forker is not None and forker.starts_as(environment):
+            numbers = [int(fd) for fd in fds]
+            try:
+                request = ("server", environment, os.getcwd(), words[-1], numbers)  # noqa: PTH109
+                return forker.fork(request, [0, 1, 2, *numbers])
+            except OSError as error:  # a stream that was closed, too
+                source.drop(error)
+        return start(path, words, fds)
+
+    util.spawnv_passfds = spawn
+    return partial(setattr, util, "spawnv_passfds", start)
 
 
 def _warn_of(reason: OSError, dropped: Sequence[Forker]) -> None:

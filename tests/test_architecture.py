@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,13 @@ Import = tuple[str, bool]
 def sources(root: Path, *folders: str) -> Iterator[tuple[Path, ast.Module]]:
     for folder in folders or ("src/kway",):
         for path in sorted((root / folder).rglob("*.py")):
-            yield path.relative_to(root), ast.parse(path.read_text(), str(path))
+            yield path.relative_to(root), parsed(path, path.read_text())
+
+
+@cache
+def parsed(path: Path, text: str) -> ast.Module:
+    """Read a file once for all rules: they only look."""
+    return ast.parse(text, str(path))
 
 
 def module_of(path: Path) -> str:
@@ -64,8 +71,14 @@ def room_of(module: str) -> str:
     return module.split(".", maxsplit=1)[0]
 
 
-def imports(path: Path, tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
-    """Yield (line, absolute module name, whether it runs when the module is imported)."""
+@cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
+@cache
+def imports(path: Path, tree: ast.Module) -> list[tuple[int, str, bool]]:
+    """Return (line, absolute module name, whether it runs when the module is imported)."""
     package = ["kway", *module_of(path).split(".")] if module_of(path) else ["kway"]
     if path.name != "__init__.py":
         package = package[:-1]
@@ -88,11 +101,13 @@ def imports(path: Path, tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
                 typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
                 yield from walk(child, at_import and not lazy and not typing_only)
 
-    yield from walk(tree, True)
+    return list(walk(tree, True))
 
 
 def _called(call: ast.Call) -> str:
-    return ast.unparse(call.func)
+    """Return the name of what is called, with a dot before that of an attribute."""
+    function = call.func
+    return f".{function.attr}" if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def directions(root: Path) -> Problems:
@@ -188,7 +203,7 @@ def branches_on_layouts(root: Path) -> Problems:
     classes = {
         node.name
         for _, tree in sources(root, "src/kway/strategies")
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ClassDef)
     }
 
@@ -198,7 +213,7 @@ def branches_on_layouts(root: Path) -> Problems:
 
     problems = []
     for path, tree in sources(root):
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             found: set[str] = set()
             if (
                 isinstance(node, ast.Call)
@@ -220,7 +235,7 @@ def rank_variables(root: Path) -> Problems:
         f"{path}:{node.lineno}: {node.value} belongs to launch"
         for path, tree in sources(root)
         if room_of(module_of(path)) != "launch" and module_of(path) != "devices.spelling"
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in RANK_VARIABLES
     ]
 
@@ -231,9 +246,11 @@ def environment(root: Path) -> Problems:
     for path, tree in sources(root):
         if room_of(module_of(path)) in ENVIRONMENT_READERS:
             continue
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             direct = (
-                isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os" and node.attr in names
+                isinstance(node, ast.Attribute)
+                and getattr(node.value, "id", "") == "os"
+                and node.attr in names
             )
             named = (
                 isinstance(node, ast.ImportFrom)
@@ -256,7 +273,7 @@ def module_state(root: Path) -> Problems:
             for target in getattr(node, "targets", [getattr(node, "target", None)])
         ]
         names = {target.id for target in targets if isinstance(target, ast.Name)}
-        for function in ast.walk(tree):
+        for function in nodes(tree):
             if isinstance(function, ast.Global):
                 problems.append(f"{path}:{function.lineno}: global {', '.join(function.names)}")
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -289,12 +306,7 @@ RULES: list[Callable[[Path], Problems]] = [
 
 # For each rule, files of a small tree that break it once each, with what the complaint must say.
 BROKEN: list[tuple[Callable[[Path], Problems], str, str, str]] = [
-    (
-        directions,
-        "src/kway/data/x.py",
-        "def f():\n    from kway.training import loop",
-        "data imports training",
-    ),
+    (directions, "src/kway/data/x.py", "def f():\n    from kway.training import loop", "data imports training"),
     (directions, "src/kway/step/x.py", "from ..strategies import data", "step imports strategies"),
     (directions, "src/kway/comm/x.py", "import kway.launch.local", "comm imports launch"),
     (directions, "src/kway/training/x.py", "from kway.zoo import lenet", "only cli may import zoo"),
@@ -305,41 +317,21 @@ BROKEN: list[tuple[Callable[[Path], Problems], str, str, str]] = [
     (torch_free, "src/kway/report/x.py", "def f():\n    import torch.nn", "report imports torch"),
     (torch_free, "src/kway/devices/x.py", "from torch import cuda", "importing kway.devices.x imports torch"),
     (torch_free, "src/kway/cli/x.py", "from kway.training import loop", "importing kway.cli.x imports torch"),
-    (
-        torch_free,
-        "src/kway/__init__.py",
-        "'''kway'''\nimport kway.training.loop",
-        "importing kway. imports torch",
-    ),
+    (torch_free, "src/kway/__init__.py", "'''kway'''\nimport kway.training.loop", "importing kway. imports torch"),
     (long_files, "tests/x.py", "\n" * (MAX_LINES + 1), "401 lines"),
     (vague_names, "src/kway/data/utils.py", "", "named after its concept"),
     (rooms_without_docstring, "src/kway/data/__init__.py", "x = 1", "src/kway/data: no docstring"),
     (rooms_without_docstring, "src/kway/data/new/x.py", "", "src/kway/data/new: no docstring"),
-    (
-        branches_on_layouts,
-        "src/kway/training/x.py",
-        "isinstance(a, strategies.data.Data)",
-        "branches on Data",
-    ),
+    (branches_on_layouts, "src/kway/training/x.py", "isinstance(a, strategies.data.Data)", "branches on Data"),
     (branches_on_layouts, "src/kway/training/x.py", "if type(a) is Data: pass", "branches on Data"),
     (branches_on_layouts, "src/kway/training/x.py", "match a:\n    case Data(): pass", "branches on Data"),
     (rank_variables, "src/kway/training/x.py", "rank = environment['RANK']", "RANK belongs to launch"),
     (environment, "src/kway/training/x.py", "import os\nx = os.environ.get('A')", "reads the environment"),
     (environment, "src/kway/training/x.py", "from os import getenv", "reads the environment"),
     (module_state, "src/kway/training/x.py", "def f():\n    global a\n    a = 1", "global a"),
-    (
-        module_state,
-        "src/kway/training/x.py",
-        "CACHE = {}\ndef f(k):\n    CACHE[k] = 1",
-        "changes module state CACHE",
-    ),
-    (
-        module_state,
-        "src/kway/training/x.py",
-        "seen: list = []\ndef f(k):\n    seen.append(k)",
-        "module state seen",
-    ),
-]
+    (module_state, "src/kway/training/x.py", "CACHE = {}\ndef f(k):\n    CACHE[k] = 1", "changes module state CACHE"),
+    (module_state, "src/kway/training/x.py", "seen: list = []\ndef f(k):\n    seen.append(k)", "module state seen"),
+]  # fmt: skip
 
 
 def plant(root: Path) -> None:

@@ -3,13 +3,17 @@
 import os
 import random
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 import torch
 from tests import forked
 from tests.forked import ForkedRanks, Zygotes, adopting, forking
+from torch.utils.data import DataLoader, Dataset
 
+from kway.data.loader import Loader
+from kway.data.parts import take_apart
 from kway.launch.local import Ranks
 
 
@@ -115,3 +119,35 @@ def test_this_process_adopts_nobody_afterwards(zygotes):
     assert int(os.read(reading, 20)) != os.getpid()
     os.close(reading)
     os.close(writing)
+
+
+class Named(Dataset):
+    """Rows that say which process reads them."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor(os.getpid()), torch.tensor(int(os.environ["OF_A_RANK"]))
+
+
+def read_by_workers(context):
+    os.environ["OF_A_RANK"] = str(context.world.rank)
+    parts = take_apart(
+        DataLoader(Named(), batch_size=2, num_workers=1), batch_size=None, seed=0, shuffle=False
+    )
+    reader = Loader(parts, rank=0, size=1, seed=0, micro_batch=1)
+    pids, ranks = zip(*(batch for share in reader.epoch(0) for batch, _ in share.micro), strict=True)
+    (worker,), (rank,) = (set(torch.cat(each).tolist()) for each in (pids, ranks))
+    shown = Path(f"/proc/{worker}/cmdline").read_bytes()
+    folder, parent = Path(f"/proc/{worker}/cwd").readlink(), forkserver._forkserver._forkserver_pid
+    reader.close()
+    ended = os.waitpid(parent, os.WNOHANG)
+    return rank, b"<zygote>" in shown, str(folder), ended
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere they are started")
+def test_loader_workers_of_a_rank_are_forked_and_in_its_place(zygotes, leftovers):
+    with ForkedRanks(zygotes, 2) as ranks:
+        found = ranks.run(read_by_workers)
+    assert found == [(rank, True, str(Path.cwd()), (0, 0)) for rank in (0, 1)]

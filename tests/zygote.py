@@ -32,7 +32,7 @@ IMPORTED = (
     "kway.cli.main",
     "matplotlib.backends.backend_agg",
 )
-_FDS = 4  # control, stdout, stderr, and perhaps a listener; of a command its three streams
+_FDS = 8  # control, stdout, stderr, and perhaps a listener; three streams, and what a fork server listens at
 
 
 def serve(control: int) -> Callable[[], Any]:
@@ -67,13 +67,36 @@ def _serve(wire: socket.socket, forked: ModuleType) -> Callable[[], Any]:
         if pid == 0:
             wire.close()
             kind, environment, folder, *more = json.loads(text)
-            os.setsid()
+            if kind != "server":
+                os.setsid()
+            if kind == "rank":
+                served = _stand_by(forked, fds)
+                if served is not None:
+                    return served
             _live_in(environment)
             os.chdir(folder)
-            return (_rank if kind == "rank" else _command)(forked, environment, fds, *more)
+            return {"rank": _rank, "command": _command, "server": _server}[kind](
+                forked, environment, fds, *more
+            )
         for fd in fds:
             os.close(fd)
         wire.sendall(str(pid).encode())
+
+
+def _stand_by(forked: ModuleType, fds: list[int]) -> Callable[[], Any] | None:
+    """Have a child that the fork server of a rank is forked from, where it wants one for its loader workers.
+
+    Returns ``None`` in the rank. The child ends with it, and is not marked as what a rank started.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        for fd in fds:
+            os.close(fd)
+        return _serve(theirs, forked)
+    theirs.close()
+    fds.append(ours.detach())
+    return None
 
 
 def _fork_twice() -> int:
@@ -126,7 +149,9 @@ def _rank(
     forked: ModuleType, environment: dict[str, str], fds: list[int], entry: str, number: int
 ) -> Callable[[], Any]:
     """Be a rank with what ``kway.launch.process`` would have given it. ``number``: that of the listener, or -1."""
-    control, out, err, *listener = fds
+    control, out, err, *listener, standing_by = fds
+    # Above those that the launcher names.
+    ours = socket.socket(fileno=fcntl.fcntl(standing_by, fcntl.F_DUPFD, max(control, number) + 10))
     with Path(os.devnull).open() as empty:
         os.dup2(empty.fileno(), 0)
     os.dup2(out, 1)
@@ -135,7 +160,9 @@ def _rank(
         if control == number:
             control = fcntl.fcntl(control, fcntl.F_DUPFD, number + 1)
         os.dup2(listener[0], number)
-    _keep_only(list({control, number} - {-1}))
+    _keep_only(list({control, number, ours.fileno()} - {-1}))
+    ours.set_inheritable(False)
+    forked.fork_servers_from(forked.Inherited(ours))
     sys.argv = ["-c", entry, str(control), sys.argv[2]]
     return lambda: import_module(entry).main(control)
 
@@ -170,6 +197,21 @@ def _command(
     main = sys.modules["__main__"] = ModuleType("__main__")
     code = _code(main, words)
     return lambda: exec(code, vars(main))
+
+
+def _server(
+    forked: ModuleType, environment: dict[str, str], fds: list[int], code: str, numbers: list[int]
+) -> Callable[[], Any]:
+    """Be the fork server that ``code`` makes of an interpreter: its descriptors have the ``numbers`` that it names."""
+    places = [0, 1, 2, *numbers]
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(places) + 1) for fd in fds]
+    for fd, place in zip(moved, places, strict=True):
+        os.dup2(fd, place)
+    _keep_only(numbers)
+    sys.path.remove(sys.argv[2])
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    run = _code(main, ["-c", code])
+    return lambda: exec(run, vars(main))
 
 
 def _code(main: ModuleType, words: list[str]) -> CodeType:

@@ -1,21 +1,18 @@
 """How what a user wrote reaches another process: by value, where that process cannot import it."""
 
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from io import TextIOWrapper
 from pickle import PicklingError
-from types import CodeType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeVar
 
 import cloudpickle
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles lambdas, classes of ``__main__``, and what was defined in a file that kway loaded by its path."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        _mark_by_value()
-        super().__init__(*arguments, **options)
 
     def reducer_override(self, obj: Any) -> Any:
         """Say how to make ``obj`` again; see ``pickle.Pickler``."""
@@ -24,8 +21,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the file, and send what it read for a file.
             raise PicklingError("an open file")
-        found = _odd_module(obj) if isinstance(obj, ModuleType) else None
-        return super().reducer_override(obj) if found is None else found
+        if isinstance(obj, ModuleType):
+            found = _odd_module(obj)
+            if found is not None:
+                return found
+            _mark_by_value(obj.__name__)
+        elif isinstance(obj, FunctionType | type | TypeVar):
+            _mark_by_value(getattr(obj, "__module__", None))
+        return super().reducer_override(obj)
 
     def _code(self, code: CodeType) -> tuple[Any, ...]:
         # cloudpickle leaves the file's name out; tracebacks from other processes need it to show the user's lines.
@@ -33,15 +36,24 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in arguments)
 
 
-def _mark_by_value() -> None:
-    """Tell cloudpickle which modules no other process can import: those that kway loaded from a file."""
+def _mark_by_value(name: Any) -> None:
+    """Tell cloudpickle of the module ``name`` and those above it which no other process can import.
+
+    They are those that kway loaded from a file. Where what is pickled has no name of a module, cloudpickle looks for it
+    in all modules, and is told of all. To do that each time would take longer than to pickle a number does.
+    """
     known = cloudpickle.list_registry_pickle_by_value()
-    for module in list(sys.modules.values()):
+    for each in _and_above(name) if isinstance(name, str) else list(sys.modules):
+        module = sys.modules.get(each)
         # Some put other things than modules there, which may answer to any name.
-        if not isinstance(module, ModuleType) or not _is_marked(module):
-            continue
-        if module.__name__ not in known:
+        if isinstance(module, ModuleType) and _is_marked(module) and module.__name__ not in known:
             cloudpickle.register_pickle_by_value(module)
+
+
+def _and_above(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 def _is_marked(module: ModuleType) -> bool:

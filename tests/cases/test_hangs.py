@@ -28,11 +28,9 @@ def loop(context, job, most):
 
 
 @pytest.mark.starts
-@pytest.mark.usefixtures("leftovers")
-@pytest.mark.parametrize(("most", "way"), [((2, 3), None), ((0, 3), "forks")], ids=["2-and-3", "0-and-3"])
-def test_h01_a_rank_with_fewer_batches_is_named_with_both_counts(most, way, request):
-    if way:  # how ranks come to be is the point of no test here: those of one are started
-        request.getfixturevalue(way)
+@pytest.mark.usefixtures("leftovers", "forks")
+@pytest.mark.parametrize("most", [(2, 3), (0, 3)], ids=["2-and-3", "0-and-3"])
+def test_h01_a_rank_with_fewer_batches_is_named_with_both_counts(most):
     said = rf"rank 0 left after step {most[0]} at .*; rank 1 at step {most[0] + 1}, reduce"
     with Ranks(["cpu"] * 2, threads=1, echo=False) as ranks, pytest.raises(StallError, match=said):
         ranks.run(loop, job_of(), most)

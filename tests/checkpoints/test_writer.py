@@ -231,6 +231,7 @@ def limited(path: str) -> None:
             print(step, names(Path(path) / "c"), writer.saved, writer.failures, writer.failed)
 
 
+@pytest.mark.usefixtures("forked_commands")
 def test_a_disk_that_is_full_fails_the_save_and_leaves_the_older_one(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
     code += f"from tests.checkpoints.test_writer import limited; limited({str(tmp_path / 'run')!r})"
@@ -261,6 +262,7 @@ def test_no_memory_for_the_copy_fails_the_save_alone(tmp_path, monkeypatch):
     assert (writer.saved, writer.failures) == ([2], 1)
 
 
+@pytest.mark.usefixtures("forked_commands")
 def test_a_process_that_ends_without_closing_is_not_held_up(tmp_path):
     code = (
         "import sys, time, torch; from pathlib import Path\n"

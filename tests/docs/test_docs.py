@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.commands import forking_commands
 
 import kway
 from kway.cli.main import commands, main
@@ -39,13 +40,10 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 
 # Runs the blocks of every document, each in a namespace and a folder of its own, and prints as JSON what each
 # block printed. One process for all: starting torch takes longer than most of what the blocks do. For the same
-# reason ranks are forked, but for the README: that runs as it does for its readers.
+# reason it is forked, and its ranks, but for the README: that runs as it does for its readers.
 DRIVER = """
 import contextlib, io, json, os, sys, traceback
-sys.path.append(sys.argv[2])
-from tests.forked import Zygotes, forking
-sys.path.pop()
-zygotes, results = Zygotes(), {}
+results = {}
 for name, (folder, code) in json.load(open(sys.argv[1])).items():
     os.chdir(folder)
     sys.path.insert(0, folder)
@@ -53,8 +51,7 @@ for name, (folder, code) in json.load(open(sys.argv[1])).items():
     for place, text in code:
         shown = io.StringIO()
         try:
-            forks = contextlib.nullcontext() if name == "README.md" else forking(zygotes)
-            with contextlib.redirect_stdout(shown), forks:
+            with contextlib.redirect_stdout(shown):
                 exec(compile(text, place, "exec"), namespace)
         except BaseException:
             error = traceback.format_exc()
@@ -129,12 +126,10 @@ def test_there_is_something_to_check():
         assert path.read_text().count("```") == 2 * len(blocks(path)), f"{path.name}: a block is not closed"
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def run_blocks(paths, root):
     """Map each document to what its Python blocks printed, and the traceback of the one that failed."""
-    root = tmp_path_factory.mktemp("blocks")
     work = {}
-    for path in GUIDE:
+    for path in paths:
         code = [(f"{path.name}:{b.line}", b.text) for b in blocks(path) if b.info == "python"]
         folder = root / path.stem
         folder.mkdir()
@@ -142,10 +137,19 @@ def ran(tmp_path_factory):
         work[path.name] = str(folder), code
     (root / "driver.py").write_text(DRIVER)
     (root / "work.json").write_text(json.dumps(work))
-    words = [sys.executable, str(root / "driver.py"), str(root / "work.json"), str(ROOT)]
+    words = [sys.executable, str(root / "driver.py"), str(root / "work.json")]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.rpartition("PRINTED")[2])
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, zygotes):
+    with forking_commands(zygotes):
+        others = run_blocks(
+            [path for path in GUIDE if path.name != "README.md"], tmp_path_factory.mktemp("blocks")
+        )
+    return others | run_blocks([ROOT / "README.md"], tmp_path_factory.mktemp("readme"))
 
 
 @pytest.mark.starts

@@ -135,6 +135,7 @@ def test_unknown_kinds_are_named():
         Fault("explode", 0, 0)
 
 
+@pytest.mark.usefixtures("forked_commands")
 def test_a_training_run_meets_its_fault(tmp_path):
     (tmp_path / "file.py").write_text(MODEL)
     fault = Fault("exit", 1, 3, code=42, once=str(tmp_path / "struck"))

@@ -78,15 +78,28 @@ def trained(ranks, model, size, epochs=4, **more):
     )
 
 
-@pytest.mark.parametrize("size", [1, 2])
+BITS = {"exactness": "bits", "shards": 4}
+
+
+@pytest.fixture(scope="module")
+def whole(ranks):
+    """The fingerprint of the run that nobody stops."""
+    return trained(ranks, Counts, 1, **BITS).record.weights_sha256
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def begun(request, ranks, tmp_path_factory):
+    """Half of that run on so many devices, to go on from elsewhere."""
+    out = tmp_path_factory.mktemp("begun") / "run"
+    trained(ranks, Counts, request.param, epochs=2, out=out, checkpoint_every=1, **BITS)
+    return out
+
+
 @pytest.mark.parametrize("then", [1, 2])
-def test_a_run_goes_on_with_the_buffers_that_the_model_made(ranks, tmp_path, size, then):
-    given = {"exactness": "bits", "shards": 4}
-    whole = trained(ranks, Counts, 1, **given)
-    trained(ranks, Counts, size, epochs=2, out=tmp_path / "run", checkpoint_every=1, **given)
-    again = trained(ranks, Counts, then, out=tmp_path / "more", resume=tmp_path / "run", **given)
+def test_a_run_goes_on_with_the_buffers_that_the_model_made(ranks, tmp_path, whole, begun, then):
+    again = trained(ranks, Counts, then, out=tmp_path / "more", resume=begun, **BITS)
     assert again.record.resumed_from_step == 4
-    assert again.record.weights_sha256 == whole.record.weights_sha256
+    assert again.record.weights_sha256 == whole
     assert float(again.model.passes) == 8
 
 

@@ -47,6 +47,15 @@ def whole(tmp_path_factory):
     return kway.train(job(), devices="cpu:1", out=tmp_path_factory.mktemp("whole") / "run", **bits())
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Runs by their number of steps, to go on from elsewhere: nothing is written to them."""
+    found = {steps: tmp_path_factory.mktemp("begun") / "run" for steps in (1, 8)}
+    for steps, out in found.items():
+        kway.train(job(), devices="cpu:1", out=out, steps=steps, checkpoint_every=f"{steps}steps", **TRAINED)
+    return found
+
+
 @pytest.mark.parametrize(
     ("stopped", "first", "second"),
     [(7, 1, 2), (7, 3, 1), (STEPS, 2, 3), (2 * STEPS, 1, 1), (1, 2, 4), (EPOCHS * STEPS, 1, 2)],
@@ -131,11 +140,9 @@ def test_micro_batches_and_another_number_of_devices_see_the_same_samples(ranks,
         ({"model": Frozen}, ["newly frozen: first.weight"]),
     ],
 )
-def test_another_job_is_refused_with_what_differs(tmp_path, change, words):
-    out = tmp_path / "run"
-    kway.train(job(), devices="cpu:1", out=out, steps=1, checkpoint_every="1steps", **TRAINED)
+def test_another_job_is_refused_with_what_differs(begun, tmp_path, change, words):
     with pytest.raises(UsageError) as caught:
-        kway.train(job(**change), devices="cpu:1", out=tmp_path / "more", resume=out, **TRAINED)
+        kway.train(job(**change), devices="cpu:1", out=tmp_path / "more", resume=begun[1], **TRAINED)
     for word in words:
         assert word in str(caught.value)
     assert not (tmp_path / "more").exists()
@@ -143,14 +150,13 @@ def test_another_job_is_refused_with_what_differs(tmp_path, change, words):
 
 @pytest.mark.starts
 @pytest.mark.usefixtures("forks")
-def test_of_a_refused_run_nothing_stays_on_several_devices_either(tmp_path):
-    out, more = tmp_path / "run", tmp_path / "more"
-    kway.train(job(), devices="cpu:1", out=out, steps=1, checkpoint_every="1steps", **TRAINED)
+def test_of_a_refused_run_nothing_stays_on_several_devices_either(begun, tmp_path):
+    more = tmp_path / "more"
     other = job(optimizer=partial(torch.optim.Adam, lr=0.02))
     with pytest.raises(UsageError, match=r"now 0\.02"):
-        kway.train(other, devices="cpu:2", out=more, resume=out, echo=False, **TRAINED)
+        kway.train(other, devices="cpu:2", out=more, resume=begun[1], echo=False, **TRAINED)
     assert not more.exists()
-    run = kway.train(job(), devices="cpu:1", out=more, resume=out, steps=2, **TRAINED)
+    run = kway.train(job(), devices="cpu:1", out=more, resume=begun[1], steps=2, **TRAINED)
     assert run.record.resumed_from_step == 1
 
 
@@ -255,9 +261,8 @@ def test_an_early_stop_comes_where_the_run_that_went_on_has_it(tmp_path):
 
 
 @pytest.mark.parametrize(("more", "words"), [({"steps": 6}, "at step 8"), ({"epochs": 1}, "in epoch 2")])
-def test_a_run_that_would_end_before_its_checkpoint_is_refused(tmp_path, more, words):
-    out = tmp_path / "run"
-    kway.train(job(), devices="cpu:1", out=out, steps=8, checkpoint_every="8steps", **TRAINED)
+def test_a_run_that_would_end_before_its_checkpoint_is_refused(begun, tmp_path, more, words):
+    out = begun[8]
     before = (out / "checkpoints" / "step-8" / "manifest.json").read_bytes()
     with pytest.raises(UsageError, match=words):
         kway.train(job(), devices="cpu:1", out=tmp_path / "more", resume=out, **{**TRAINED, **more})

@@ -61,6 +61,17 @@ def test_a_model_that_draws_no_random_numbers_is_told_of_none(ranks, tmp_path):
     assert not any("masks" in line for line in again.record.notices)
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Two steps of the job with each model, to go on from elsewhere."""
+    found = {}
+    for model in (Net, NoNorm):
+        found[model] = tmp_path_factory.mktemp("begun") / "run"
+        given = {"steps": 2, "checkpoint_every": "1steps", **TRAINED}
+        kway.train(job(model=model), devices="cpu:1", out=found[model], **given)
+    return found
+
+
 @pytest.mark.parametrize(
     ("change", "given", "words"),
     [
@@ -73,10 +84,9 @@ def test_a_model_that_draws_no_random_numbers_is_told_of_none(ranks, tmp_path):
     ],
     ids=["nothing", "validation", "metrics", "buffer", "patience", "micro-batch"],
 )
-def test_what_may_change_when_a_run_goes_on_is_said(tmp_path, change, given, words):
-    first = job(model=change.get("model", Net) if "micro_batch" in change else Net)
-    kway.train(first, devices="cpu:1", out=tmp_path / "run", steps=2, checkpoint_every="1steps", **TRAINED)
-    asked = {**TRAINED, "resume": tmp_path / "run", "steps": 3, **given}
+def test_what_may_change_when_a_run_goes_on_is_said(begun, change, given, words):
+    first = begun[change.get("model", Net) if "micro_batch" in change else Net]
+    asked = {**TRAINED, "resume": first, "steps": 3, **given}
     again = kway.train(job(**change), devices="cpu:1", **asked)
     said = [line for line in again.record.notices if line.startswith("goes on otherwise than up to step 2: ")]
     assert len(said) == (words is not None)

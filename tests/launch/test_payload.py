@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from kway import by_value
 from kway.launch.payload import dump, load
 
 LARGE = 100_000
@@ -139,11 +140,40 @@ def test_a_module_loaded_from_a_file_travels_by_value(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     by_reference = dump(module.scale)
     module.__kway_by_value__ = True
-    by_value = dump(module.scale)
+    whole = dump(module.scale)
     monkeypatch.delitem(sys.modules, module.__name__)
     with pytest.raises(ModuleNotFoundError):
         load(by_reference)
-    assert load(by_value)(2) == 6
+    assert load(whole)(2) == 6
+
+
+def loaded(monkeypatch, name):
+    module = types.ModuleType(name)
+    exec("class Thing: ...\ndef give():\n    return Thing", module.__dict__)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+@pytest.mark.parametrize("nameless", [False, True])
+def test_what_stands_in_a_package_loaded_from_a_file_travels_by_value(monkeypatch, nameless):
+    name = f"from_a_file_{nameless}"  # cloudpickle remembers it
+    package, part = loaded(monkeypatch, name), loaded(monkeypatch, f"{name}.part")
+    package.__kway_by_value__ = True
+    if nameless:
+        part.give.__module__ = None  # cloudpickle looks through all modules for such a one
+    for sent in (part.give, part.Thing):
+        payload = dump(sent)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.delitem(sys.modules, package.__name__)
+            elsewhere.delitem(sys.modules, part.__name__)
+            assert load(payload).__name__ == sent.__name__
+
+
+def test_a_payload_of_nothing_from_a_file_asks_no_module(monkeypatch):
+    asked = []
+    monkeypatch.setattr(by_value, "_is_marked", asked.append)
+    assert there_and_back([1.5, "text", torch.zeros(2)])[:2] == [1.5, "text"]
+    assert len(asked) < 20
 
 
 def test_x02_functions_that_mention_modules_of_a_class_of_their_own():

@@ -53,6 +53,7 @@ def test_what_the_script_defines_can_be_pickled_to_the_very_end(script, capsys):
     assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] Point []", "[rank 1] Point []"]
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_scripts_own_group_meets_at_the_reserved_port(script, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MASTER_PORT", "1")
     path = script(

@@ -12,31 +12,32 @@ FILES = {
 }
 
 
+# Files may not grow at all: what Python tries folders with fails in every one of them.
+STARTED = ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", sys.executable, "-B", "-m", "kway"]
+FORKED = (
+    "import resource, sys; sys.dont_write_bytecode = True; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+    "from kway.cli.main import main; sys.exit(main())"
+)
+
+
 @pytest.mark.starts
 @pytest.mark.parametrize(
-    "line",
+    ("words", "line"),
     [
-        "train mlp --data synthetic --devices cpu:2 --steps 1 --out run",
-        "train mlp --data synthetic --devices cpu:1 --steps 1 --out run --optimizer own.py:optimizer",
-        "prove mlp --data synthetic --devices cpu:2 --out run",
-        "launch --devices cpu:2 --logs logs script.py",
+        (STARTED, "train mlp --data synthetic --devices cpu:2 --steps 1 --out run"),
+        (
+            FORKED,
+            "train mlp --data synthetic --devices cpu:1 --steps 1 --out run --optimizer own.py:optimizer",
+        ),
+        (FORKED, "prove mlp --data synthetic --devices cpu:2 --out run"),
+        (STARTED, "launch --devices cpu:2 --logs logs script.py"),
     ],
+    ids=["train", "optimizer", "prove", "launch"],
 )
-def test_without_any_temporary_folder_nothing_starts(tmp_path, leftovers, line):
+def test_without_any_temporary_folder_nothing_starts(tmp_path, leftovers, forked_commands, words, line):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    # Files may not grow at all: what Python tries folders with fails in every one of them.
-    words = [
-        "bash",
-        "-c",
-        'ulimit -f 0; exec "$@"',
-        "bash",
-        sys.executable,
-        "-B",
-        "-m",
-        "kway",
-        *line.split(),
-    ]
+    words = [*(words if words is STARTED else [sys.executable, "-c", FORKED]), *line.split()]
     done = subprocess.run(
         words,
         cwd=tmp_path,

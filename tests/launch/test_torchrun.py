@@ -181,6 +181,7 @@ def test_ranks_of_torchrun(script, leftovers):
 
 
 @pytest.mark.starts
+@pytest.mark.usefixtures("forked_commands")
 def test_ranks_of_a_plain_shell_loop(script, leftovers):
     with reserved_port() as port:
         started = [

@@ -32,6 +32,12 @@ DRAWS = 500
 LIMIT_S = 300
 
 
+@pytest.fixture(scope="module")
+def draws() -> list[Draw]:
+    """The examples, drawn once for all tests here: none changes them."""
+    return drawn(DRAWS)
+
+
 def drawn(count: int) -> list[Draw]:
     """Draw examples, no two alike: the same ones in every run, as hypothesis derives them from this function.
 
@@ -127,8 +133,7 @@ def rows(
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_any_job_on_any_number_of_ranks(ranks, tmp_path):
-    draws = drawn(DRAWS)
+def test_any_job_on_any_number_of_ranks(ranks, draws, tmp_path):
     counts = {
         "drawn": len(draws),
         "several ranks": sum(draw.ranks > 1 for draw in draws),
@@ -159,8 +164,8 @@ def ignores(draw: Draw) -> bool:
     return found is not None and bool((labels == int(found[1])).any())
 
 
-def test_a_wrong_weight_is_found(ranks, tmp_path):
-    draws = [draw for draw in drawn(DRAWS) if draw.level == "math" and ignores(draw)][:20]
+def test_a_wrong_weight_is_found(ranks, draws, tmp_path):
+    draws = [draw for draw in draws if draw.level == "math" and ignores(draw)][:20]
     found = [row["equal"] for _, row in rows(ranks, draws, tmp_path, broken=True)]
     assert found == ["no"] * len(draws)
     assert len(draws) > 5

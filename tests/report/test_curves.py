@@ -103,6 +103,14 @@ def test_each_metric_gets_a_panel(tmp_path: Path) -> None:
     assert many.shape[1] > few.shape[1]
 
 
+def test_long_numbers_stay_inside_the_picture(tmp_path: Path) -> None:
+    epochs = [epoch(n, train_loss=-1.5e-5 * n, train_perplexity=1.5e5 * n, train_auc=3e9 * n) for n in (1, 2)]
+    pixels = imread(draw(training(epochs), tmp_path / "long.png"))[..., :3]
+    assert pixels.min() < 0.5
+    for edge in (pixels[:8], pixels[-8:], pixels[:, :8], pixels[:, -8:]):
+        assert edge.min() == 1
+
+
 def test_no_epoch_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least one"):
         draw(training([]), tmp_path / "none.png")

@@ -99,6 +99,19 @@ OTHERS = frozenset(
     )
 )
 
+
+def _beginning(name: str) -> str:
+    """Return the first two letters, in either order the same."""
+    return "".join(sorted(name[:2]))
+
+
+# Families such as NCCL and RCCL differ in their first letter alone, so that one has to agree. To compare all names of
+# an environment with all of these at each start would take milliseconds.
+BY_BEGINNING = {
+    start: tuple(name for name in WATCHED if _beginning(name) == start)
+    for start in set(map(_beginning, WATCHED))
+}
+
 # Nobody means anything else by a name that begins so.
 TELLING_START = "CUDA_VIS"
 # In a short name one wrong letter makes another word; a long one stays recognisable with two.
@@ -127,10 +140,9 @@ def meant(name: str) -> str | None:
     if plain.startswith(TELLING_START):
         return "CUDA_VISIBLE_DEVICES"
     near = []
-    for right in WATCHED:
+    for right in BY_BEGINNING.get(_beginning(plain), ()):
         allowed = 2 if len(right) >= LONG else 1
-        # Families such as NCCL and RCCL differ in their first letter alone, so that one has to agree.
-        if abs(len(plain) - len(right)) > allowed or sorted(plain[:2]) != sorted(right[:2]):
+        if abs(len(plain) - len(right)) > allowed:
             continue
         distance = edits(plain, right)
         if distance <= allowed and not _numbered(plain, right):

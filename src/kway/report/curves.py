@@ -19,6 +19,8 @@ HELD_OUT: dict[str, Any] = {"color": "#D55E00", "marker": "s", "linestyle": "--"
 GREY = "#555555"
 DOTS_PER_INCH = 150
 PANELS_IN_A_ROW = 3
+# Inches around the axes of a panel, with room for numbers of nine characters on the left, and above all panels.
+LEFT, RIGHT, BELOW, ABOVE, TITLE = 1.05, 0.25, 0.55, 0.35, 0.5
 # Metrics that are a share of the samples by definition, so that the axis can say so.
 SHARES = frozenset({"accuracy", "precision", "recall", "f1"})
 
@@ -35,7 +37,6 @@ def draw(training: Training | dict[str, Any], path: Path) -> Path:
     # Matplotlib takes longer to import than the rest of the report; only a picture pays for it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     record = training if isinstance(training, Training) else Training.from_dict(training)
     if not record.epochs:
@@ -44,18 +45,24 @@ def draw(training: Training | dict[str, Any], path: Path) -> Path:
     panels = _panels(record.epochs)
     columns = min(len(panels), PANELS_IN_A_ROW)
     rows = math.ceil(len(panels) / columns)
-    # A figure of its own on the Agg back end: pyplot would keep it in global state and may ask for a display.
-    size = (max(7.0, 4.6 * columns), 3.4 * rows + 0.9)
-    margins = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-    figure = Figure(figsize=size, dpi=DOTS_PER_INCH, layout=margins)
-    FigureCanvasAgg(figure)
+    width, height = max(7.0, 4.6 * columns), 3.4 * rows + 0.9
+    # A figure of its own on the Agg back end: pyplot would keep it in global state and may ask for a display. Its
+    # panels have fixed places: to measure all texts for a layout, and to draw everything twice for that, takes three
+    # times as long as the rest.
+    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH)
+    canvas: Any = FigureCanvasAgg(figure)  # its writer of files has no types
     title = f"{record.model}, {layout_text(record)}"
-    figure.suptitle(title, fontsize=13, fontweight="bold", x=0.02, ha="left")
+    left = 0.14 / width
+    figure.text(left, 1 - 0.14 / height, title, fontsize=13, fontweight="bold", va="top")
     for index, (name, train, held_out) in enumerate(panels):
-        _panel(figure.add_subplot(rows, columns, index + 1), name, epochs, train, held_out)
-    figure.supxlabel(_footer(record), fontsize=8.5, color=GREY, x=0.02, ha="left")
+        row, column = divmod(index, columns)
+        x, y = column * width / columns, height - TITLE - 3.4 * (row + 1)
+        place = (x + LEFT) / width, (y + BELOW) / height
+        size = (width / columns - LEFT - RIGHT) / width, (3.4 - BELOW - ABOVE) / height
+        _panel(figure.add_axes((*place, *size)), name, epochs, train, held_out)
+    figure.text(left, 0.12 / height, _footer(record), fontsize=8.5, color=GREY)
     try:
-        figure.savefig(path, format="png", metadata={"Software": None})
+        canvas.print_png(path, metadata={"Software": None})
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
     return path
@@ -97,7 +104,8 @@ def _panel(axes: "Axes", name: str, epochs: Sequence[int], train: Series, held_o
             continue
         drawn = True
         axes.plot(epochs, values, label=f"{label}, last {finite[-1]:.4g}", markersize=size, **style)
-    axes.set_title(name, fontsize=11, loc="left")
+    axes.set_title(name, fontsize=11, loc="left", y=1.0)
+    axes.yaxis.set_offset_position("right")  # a common factor of all numbers would stand in the title
     axes.set_xlabel("epoch")
     axes.set_ylabel(_axis_label(name))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
