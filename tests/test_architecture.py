@@ -40,7 +40,7 @@ MUTATORS = {
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
-    "ReplicaError", "__version__",
+    "ReplicaError", "OutOfMemoryError", "__version__",
 }  # fmt: skip
 
 Problems = list[str]

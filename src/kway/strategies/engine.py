@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from kway.step.inputs import move
 from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.modes import begin_training, modes_of, set_modes
 from kway.step.open_jobs import OpenJob, open_jobs, opened
+from kway.step.out_of_memory import Memory, explained
 from kway.step.precision import cast, precision_of
 from kway.step.scripted import check_scripted, scripted
 from kway.step.seeds import preserved, seed_generators
@@ -38,6 +40,7 @@ from kway.step.telling import EACH_STEP, Telling
 from kway.strategies.base import Part
 from kway.strategies.layout import axes, check_level, check_model
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
+from kway.strategies.micro_batches import why_whole
 from kway.world import World
 
 
@@ -75,7 +78,10 @@ class Engine:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.precision = precision_of(job.precision)
-        self.model = begin_training(cast(model, self.precision.floating).to(self.device))
+        whole = partial(why_whole, job, model, layout, level, batch_size, shards)
+        self.memory = Memory(job, model, self.device, world.rank, level, shards, trains, whole)
+        with self.memory.explains("start"):
+            self.model = begin_training(cast(model, self.precision.floating).to(self.device))
         self.status = Status() if status is None else status
         self.mesh = Mesh(layout, world.rank, world.size, self.status.waiting)
         self.part = Part(
@@ -113,6 +119,7 @@ class Engine:
             if self._step.kept is not None:
                 self.part.opened.callback(self._step.kept.close)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened)
+            self.memory.opened(self._step, self.part.reducer, self._runner)
         except BaseException:
             self.close()
             raise
@@ -195,7 +202,8 @@ class Engine:
         """Take one optimizer step over the global batch, of which ``share`` is this rank's part."""
         # A loop may change modes between steps.
         check_scripted(self._scripted)
-        return self._runner.run(share, step, tally)
+        with self.memory.explains("step", share):
+            return self._runner.run(share, step, tally)
 
     def draw_alike(self, step: int) -> None:
         """Let what follows ``step`` steps draw the same numbers on all ranks, however the last one was taken."""
@@ -209,7 +217,7 @@ class Engine:
 
     def loader(self, parts: Parts) -> Loader:
         """Make a loader of this rank's shares of ``parts``."""
-        return Loader(
+        loader = Loader(
             parts,
             rank=self.part.place,
             size=self.part.shares,
@@ -219,6 +227,7 @@ class Engine:
             compare=self._compare,
             device=self.device,
         )
+        return self.memory.fed(loader)
 
     def _compare(self, number: int) -> list[int]:
         """Return the number that each rank of the batch gave, in rank order. A collective."""
@@ -248,6 +257,7 @@ class Engine:
         return self.part.place if self._level.shards(self.part.shards) is None else self.rows[place]
 
     @torch.no_grad()
+    @explained("evaluation")
     def evaluate(self, shares: Any) -> dict[str, float]:
         """Return ``loss`` (where there is one) and every metric over all samples, each counted once."""
         names = ["loss", *self.job.metrics]
@@ -266,6 +276,7 @@ class Engine:
         return values
 
     @torch.no_grad()
+    @explained("evaluation")
     def outputs(self, shares: Any) -> Generator[tuple[Any, Any], None, None]:
         """Yield (data set indices, output on the CPU) of this rank's part of every batch. To be closed."""
         cpu = torch.device("cpu")

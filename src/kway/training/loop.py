@@ -87,6 +87,7 @@ class Loop:
             plan.step_kind,
             telling=Telling(told_every, self._looks_after),
         )
+        self.engine.memory.adapts = self.world.origin != "env"
         # As it begins: a schedule changes the rate later.
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
         self.loader = self.engine.loader(train)

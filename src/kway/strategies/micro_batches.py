@@ -1,0 +1,50 @@
+"""Whether a share may be computed in smaller parts than now without another result."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from kway.errors import RefusedError
+from kway.job import Job
+from kway.strategies.layout import axes
+from kway.strategies.levels import level_of
+
+
+def shares_of(layout: Mapping[str, int]) -> int:
+    """Return into how many shares a layout cuts a global batch."""
+    known = axes()
+    return prod(size for axis, size in layout.items() if known[axis].splits_batch)
+
+
+def why_whole(
+    job: Job, model: nn.Module, layout: Mapping[str, int], level: str, batch_size: int, shards: int
+) -> str | None:
+    """Return why a device must not compute fewer samples at once than now at this level, or ``None``.
+
+    Some models show only in their first step that a batch must not be cut: the step refuses it then.
+    """
+    shares = shares_of(layout)
+    share = -(-batch_size // shares)
+    try:
+        level_of(level).check(replace(job, micro_batch=1), model, shares, share, shards)
+    except RefusedError as refused:
+        return f"{refused.need} ({refused.got})"
+    if level_of(level).global_statistics or share == 1:
+        return None
+    # Who names a micro_batch at level loose asks for its statistics. Nobody else does.
+    name = next((name for name, module in model.named_modules() if _moves(module)), None)
+    if name is None:
+        return None
+    return (
+        f"layer {name!r} would normalise by, or keep, the statistics of a micro-batch in place of those of a device's "
+        f"share (level {level})"
+    )
+
+
+def _moves(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and (
+        module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)
+    )
