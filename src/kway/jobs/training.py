@@ -220,7 +220,8 @@ def train(
                     told=(),
                     subject=adapting.record(spec.subject),
                 )
-                for line in [*lines, f"goes on from {now.resume or 'the beginning'}"]:
+                # Without a folder of the user's there is nothing that could be missed.
+                for line in [*(lines if out is not None else []), f"goes on from {now.resume or 'the beginning'}"]:
                     told.append(line)
                     tell({"event": "warning", "text": line})
             logs = _made(folder / "logs") if out is not None else None
