@@ -221,7 +221,10 @@ def train(
                     subject=adapting.record(spec.subject),
                 )
                 # Without a folder of the user's there is nothing that could be missed.
-                for line in [*(lines if out is not None else []), f"goes on from {now.resume or 'the beginning'}"]:
+                for line in [
+                    *(lines if out is not None else []),
+                    f"goes on from {now.resume or 'the beginning'}",
+                ]:
                     told.append(line)
                     tell({"event": "warning", "text": line})
             logs = _made(folder / "logs") if out is not None else None

@@ -88,7 +88,7 @@ def _fewer_at_once(now: Situation) -> list[str]:
         ]
     reason = now.why_whole()
     if reason is not None:
-        return [f"fewer samples at once (micro_batch) are refused: {reason}"]
+        return [f"not fewer samples at once (micro_batch), which would be another result: {reason}"]
     if fits == 0:
         return [
             "weights, gradients, optimizer and input alone leave no room for a sample: micro_batch=1 (--micro-batch 1) "

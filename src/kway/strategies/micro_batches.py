@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.errors import RefusedError
 from kway.job import Job
@@ -34,17 +34,14 @@ def why_whole(
         return f"{refused.need} ({refused.got})"
     if level_of(level).global_statistics or share == 1:
         return None
-    # Who names a micro_batch at level loose asks for its statistics. Nobody else does.
-    name = next((name for name, module in model.named_modules() if _moves(module)), None)
-    if name is None:
+    # Who names a micro_batch at level loose asks for what follows from it. Nobody else does.
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            return (
+                f"layer {name!r} would normalise by the statistics of a micro-batch in place of those of a device's "
+                f"share (level {level})"
+            )
+    moving = next((name for name, _ in model.named_buffers()), None)
+    if moving is None:
         return None
-    return (
-        f"layer {name!r} would normalise by, or keep, the statistics of a micro-batch in place of those of a device's "
-        f"share (level {level})"
-    )
-
-
-def _moves(module: nn.Module) -> bool:
-    return isinstance(module, _NormBase) and (
-        module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)
-    )
+    return f"buffer {moving!r} may move with every micro-batch (level {level}; at math it moves once a step)"
