@@ -69,26 +69,25 @@ def run_again(
     once: Callable[[Place, int], list[Any]],
     restarts: Restarts,
     shards: int,
-    tell: Callable[[dict[str, Any]], None],
+    note: Callable[[str], None],
     stop: StopRequest,
     adapting: Adapting | None = None,
-) -> tuple[list[Any], Place, list[str]]:
-    """Call ``once(place, number)`` until it ends well; return its results, where they came from, and notices.
+) -> tuple[list[Any], Place]:
+    """Call ``once(place, number)`` until it ends well; return its results, and where they came from.
 
-    ``number`` counts what was started before. A rank that died, stalled or lost its device leads to another try; what
-    the user's code raises would be raised again, and so would kway's own errors, but for memory that ran out where
-    ``adapting`` can. Nothing is started once ``stop`` is set. Raises the ``RankError`` that was one too many, or left
-    too few devices.
+    ``note`` takes a line for the user on what happened and what changes. ``number`` counts what was started before. A
+    rank that died, stalled or lost its device leads to another try; what the user's code raises would be raised again,
+    and so would kway's own errors, but for memory that ran out where ``adapting`` can. Nothing is started once ``stop``
+    is set. Raises the ``RankError`` that was one too many, or left too few devices.
     """
-    notices: list[str] = []
     lost = 0
     for number in count():
         try:
-            return once(where, number), where, notices
+            return once(where, number), where
         except OutOfMemoryError as error:
             if adapting is None or stop.by:
                 raise
-            notices.append(adapting.smaller(error, where.plan))
+            note(adapting.smaller(error, where.plan))
         except RefusedError as refused:
             if adapting is None:
                 raise
@@ -100,8 +99,7 @@ def run_again(
             lost += 1
             where = without(where, error.rank, shards)
             devices = f"{left} device{'' if left == 1 else 's'}"
-            notices.append(
+            note(
                 f"restarted on {devices} ({', '.join(where.plan.device_set)}): {error.headline.splitlines()[0]}"
             )
-        tell({"event": "warning", "text": notices[-1]})
     raise AssertionError("a try that is not followed by another one returns or raises")

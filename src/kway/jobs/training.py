@@ -74,12 +74,20 @@ class Run:
 
 @dataclass
 class _Listeners:
-    """Hands a run's events to ``callbacks``. ``seen``: their names; ``begun``: the saves begun since ``stop``."""
+    """Hands a run's events to ``callbacks``. ``seen``: their names; ``begun``: the saves begun since ``stop``;
+    ``told``: what was said of the run beside what its ranks say.
+    """
 
     callbacks: tuple[Callback, ...]
     stop: StopRequest
     seen: set[str] = field(default_factory=set)
     begun: list[int] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Warn of something, and keep it for the record."""
+        self.told.append(text)
+        self({"event": "warning", "text": text})
 
     def __call__(self, event: dict[str, Any]) -> None:
         name = event["event"]
@@ -225,8 +233,7 @@ def train(
                     *(lines if out is not None else []),
                     f"goes on from {now.resume or 'the beginning'}",
                 ]:
-                    told.append(line)
-                    tell({"event": "warning", "text": line})
+                    tell.note(line)
             logs = _made(folder / "logs") if out is not None else None
             # On one device that is left a process of its own is started too: what killed the rank may come again.
             with _gone_if_refused(logs, tell.seen):
@@ -246,8 +253,7 @@ def train(
         if started:
             # Without a folder it is kway that takes the signal, to end the ranks first; on one device nobody does.
             with asked_to_stop(stop) if out is not None else says_that_nothing_is_there():
-                results, where, more = run_again(where, once, restarts, shards, tell, stop, adapting)
-            told = [*told, *more]
+                results, where = run_again(where, once, restarts, shards, tell.note, stop, adapting)
         else:
             # Ranks of their own have a copy of the loss as well: a callback that changes a module changes nothing.
             own = replace(spec, job=replace(sent, loss=_own(job.loss)))
@@ -256,7 +262,7 @@ def train(
             )
         record: Training
         record, average, made = results[0]
-        record = replace(record, notices=[*where.notices, *told, *record.notices])
+        record = replace(record, notices=[*where.notices, *told, *tell.told, *record.notices])
         if out is not None and where.is_main:
             _keep(record, folder)
         if started:

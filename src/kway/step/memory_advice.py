@@ -15,7 +15,8 @@ class Situation:
     """Where it ran out. ``samples``: the most that were computed at once, of ``total`` of the global batch.
 
     ``level`` with ``shards`` of a batch; ``trains``: whether steps are taken; ``why_whole``: returns why a share must
-    not be cut in time, if so. ``fixed``: bytes that do not depend on samples; ``activations``: bytes that do, measured
+    not be cut in time, if so. ``adapts``: whether whoever runs the job can; ``shared``: whether all devices have one
+    memory. ``fixed``: bytes that do not depend on samples; ``activations``: bytes that do, measured
     with what was asked for; ``room``: bytes that tensors can take in all; ``None`` where nobody knows.
     """
 
@@ -28,6 +29,7 @@ class Situation:
     trains: bool
     why_whole: Callable[[], str | None]
     adapts: bool = False
+    shared: bool = False
     fixed: int = 0
     activations: int | None = None
     room: int = 0
@@ -105,7 +107,9 @@ def _fewer_at_once(now: Situation) -> list[str]:
 
 
 def _other_ways(now: Situation) -> list[str]:
-    ways = ["more devices, each with a smaller share of the same global batch"] if now.total > 1 else []
+    ways = []
+    if now.total > 1 and not now.shared:
+        ways.append("more devices, each with a smaller share of the same global batch")
     ways.append(
         "activation checkpointing in the model (torch.utils.checkpoint): activations are computed again in backward "
         "instead of being kept"

@@ -131,6 +131,7 @@ class Memory:
             self._trains,
             self._why_whole,
             self.adapts,
+            device.type == "cpu",
             held.total,
             None if room.peak is None else parts[ACTIVATIONS] + (asked or 0),
             room.own,
@@ -208,11 +209,9 @@ def _held_by_data(loaders: list[Loader | None]) -> list[Any]:
 
 
 def _left(room: Room, device: torch.device) -> str:
-    if device.type == "cpu":
-        where = "this machine, or its control group,"
-        return f"{bytes_text(room.free)} of the {bytes_text(room.total)} of {where} are free"
+    where = "this machine, or its control group," if device.type == "cpu" else str(device)
     most = f", of which this process may take {bytes_text(room.most)}" if room.most < room.total else ""
-    return f"{bytes_text(room.free)} of the {bytes_text(room.total)} of {device} are free{most}"
+    return f"{bytes_text(room.free)} of the {bytes_text(room.total)} of {where} are free{most}"
 
 
 def _table(numbers: dict[str, int]) -> str:

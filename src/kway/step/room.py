@@ -1,5 +1,6 @@
 """How much room a device has, and who takes it."""
 
+import resource
 from dataclasses import dataclass
 from typing import Self
 
@@ -34,8 +35,10 @@ class Room:
         if device.type == "cuda":
             return cls._of_gpu(device)
         total, free = cpu.memory()
-        now, most = cpu.resident() or (None, None)
-        return cls(total, free, total, resident=now, resident_peak=most)
+        now, peak = cpu.resident() or (None, None)
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        most = total if limit == resource.RLIM_INFINITY else min(total, limit)
+        return cls(total, free, most, resident=now, resident_peak=peak)
 
     @classmethod
     def _of_gpu(cls, device: torch.device) -> Self:
