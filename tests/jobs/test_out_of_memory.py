@@ -141,6 +141,41 @@ def test_fewer_samples_do_not_help_an_optimizer(ranks):
     assert "micro_batch=" not in str(error)
 
 
+class InBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError(FULL)
+
+
+class Deep(nn.Linear):
+    """Has no room for gradients of more than two samples at once."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return InBackward.apply(y) if len(x) > 2 else y
+
+
+class Heavy(nn.Linear):
+    """Has no room for its weights on a device."""
+
+    def to(self, *args, **kwargs):
+        raise torch.OutOfMemoryError(FULL)
+
+
+def test_what_a_run_was_at_decides_whether_it_is_adapted(ranks):
+    backward = job_of(model=partial(Deep, 3, 4), validation=None)
+    assert fails(ranks, 2, backward).phase == "backward"
+    assert train(ranks, 2, backward, on_oom="adapt").record.job["micro_batch"] == 2
+    start = fails(ranks, 1, job_of(model=partial(Heavy, 3, 4)), on_oom="adapt")
+    assert start.phase == "start"
+    assert "before the first step" in str(start)
+    assert "of no use in: start" in str(start)
+
+
 def test_validation_is_adapted_too(ranks):
     model = partial(Greedy, 2, "evaluate")
     assert fails(ranks, 2, job_of(model=model)).phase == "evaluation"

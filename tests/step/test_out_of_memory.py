@@ -13,7 +13,7 @@ from torch import nn
 import kway
 from kway.data.share import Share
 from kway.errors import OutOfMemoryError
-from kway.step.exhausted import asked_for, is_exhaustion, is_of_host
+from kway.step.exhausted import asked_for, is_exhaustion, is_of_host, line_of_user, phase_of
 from kway.step.holdings import Holdings
 from kway.step.memory_advice import Situation, advice
 from kway.step.out_of_memory import Memory
@@ -82,6 +82,31 @@ def test_what_a_generator_has_read_ahead_is_found():
     held = Holdings(CPU)
     held.add("input", reading)
     assert held.bytes == {"input": 20}
+
+
+def test_what_a_step_was_at_is_read_off_the_traceback():
+    def raised(*through):
+        """Raise from inside of functions, which look like those of a step."""
+        code = "def call(next, *rest):\n    next(*rest) if rest else next()"
+        places = {}
+        for name in through:
+            exec(code, found := {"__name__": name})
+            places[name] = found["call"]
+        try:
+            chain(*(places[name] for name in through), fails)
+        except torch.OutOfMemoryError as error:
+            return error
+        raise AssertionError("nothing was raised")
+
+    def chain(first, *rest):
+        first(*rest) if rest else first()
+
+    def fails():
+        raise torch.OutOfMemoryError(FULL)
+
+    assert phase_of(raised("kway.comm.flat")) == "reduction"
+    assert phase_of(raised("kway.step.share")) == "step"
+    assert line_of_user(raised("kway.comm.flat")).startswith("test_out_of_memory.py:")
 
 
 def memory_of(**more):

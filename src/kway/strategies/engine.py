@@ -114,8 +114,9 @@ class Engine:
             self._scripted = scripted(self.model) if cut else []
             # Modes are set by now.
             check_scripted(self._scripted, trains)
-            self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
-            self._step = self._level.open(self.part, self.optimizer)
+            with self.memory.explains("start"):
+                self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
+                self._step = self._level.open(self.part, self.optimizer)
             if self._step.kept is not None:
                 self.part.opened.callback(self._step.kept.close)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened)
@@ -153,6 +154,7 @@ class Engine:
         """What the model has made since it was built, by name: see ``kway.step.made``."""
         return self._step.made()
 
+    @explained("start")
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint's weights and state. Raises ``UsageError`` where they do not fit."""
         load_parts(self._step, checkpoint)
