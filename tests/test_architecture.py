@@ -20,6 +20,7 @@ LAYERS = (
     ("strategies",),
     ("training",),
     ("proving",),
+    ("tuning",),
     ("jobs",),
     ("cli",),
     ("__main__",),
@@ -40,7 +41,7 @@ MUTATORS = {
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
-    "ReplicaError", "OutOfMemoryError", "__version__",
+    "ReplicaError", "OutOfMemoryError", "__version__", "tune",
 }  # fmt: skip
 
 Problems = list[str]

@@ -61,6 +61,7 @@ def main() -> None:
             checkpoint_every=f"{EVERY}steps",
             keep=2,
             echo=False,
+            tune=False,
         )
         size = sum(
             p.stat().st_size for p in Path(place, "run", "checkpoints", f"step-{EVERY * SAVES}").iterdir()

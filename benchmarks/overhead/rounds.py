@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from candidates import WORKS, Epoch, Work, arrays, barrier, by_hand, slowest, with_kway
+from candidates import WORKS, Epoch, Work, barrier, by_hand, slowest, with_kway
 from spread import block_spread, quartile_spread
 
 
@@ -87,11 +87,11 @@ def main() -> None:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
     work = WORKS[options.work]
-    images, labels = arrays(work)
-    with with_kway(work, images, labels) as kway_epoch:
+    inputs, labels = work.arrays(work.samples)
+    with with_kway(work, inputs, labels) as kway_epoch:
         # After kway has opened, so that both sides have the same number whatever it chose.
         torch.set_num_threads(options.threads)
-        hand = by_hand(work, images, labels, rank, options.ranks)
+        hand = by_hand(work, inputs, labels, rank, options.ranks)
         result = measure(work, {"by hand": hand, "kway": kway_epoch}, options.max_spread, options.max_seconds)
     if rank == 0:
         options.file.write_text(json.dumps(result))

@@ -129,6 +129,7 @@ def train(options: argparse.Namespace) -> None:
         exactness=options.level,
         epochs=options.epochs,
         callbacks=[listen],
+        tune=False,
     )
     record = run.record
     seconds = [epoch["seconds"] for epoch in record.epochs]

@@ -1,7 +1,7 @@
 """From rows to a result, tables and a verdict; rows of several commands become one result of one machine."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,14 @@ NOT_SLOWER, START_RATIO, START_S = 1.0, 1.3, 15.0
 CPU_WORK = {"lenet-epoch": "LeNet, an epoch", "resnet18": "ResNet-18, 60 steps"}
 
 
-def cpu_checks(rows: Sequence[Row]) -> list[Row]:
-    """Judge the comparisons on the CPU: kway is slower where the ratio is above 1 by more than half its spread."""
+def cpu_checks(rows: Sequence[Row], works: Mapping[str, str] = CPU_WORK) -> list[Row]:
+    """Judge the comparisons on the CPU: kway is slower where the ratio is above 1 by more than half its spread.
+
+    ``works``: their titles by name.
+    """
     found = {(row["work"], row["k"]): row for row in rows if row.get("kind") == "case"}
     checks = []
-    for work, title in CPU_WORK.items():
+    for work, title in works.items():
         for k in (1, 2):
             row = found.get((work, k))
             bar = f"at most {NOT_SLOWER:.2f}, within half the spread"
@@ -71,8 +74,11 @@ def _is_cpu(row: Row) -> bool:
     return row["part"] == "machine-cpu" or row["part"].startswith("cpu-") or row["part"] == "kway-smoke"
 
 
-def end_checks(rows: Sequence[Row]) -> list[Row]:
-    """Judge that kway's own parts ended well, the last try of each. What others failed at is a missing figure."""
+def end_checks(rows: Sequence[Row], own: tuple[str, ...] = ("kway", "cpu", "start", "machine")) -> list[Row]:
+    """Judge that kway's own parts ended well, the last try of each. What others failed at is a missing figure.
+
+    ``own``: how the names of parts begin that are judged.
+    """
     ends = {(row["part"], row["k"]): row for row in rows if row.get("kind") == "end"}
     return [
         {
@@ -81,7 +87,7 @@ def end_checks(rows: Sequence[Row]) -> list[Row]:
             "settled": True,
         }
         for (part, k), row in sorted(ends.items())
-        if part.startswith(("kway", "cpu", "start", "machine"))
+        if part.startswith(own)
     ]
 
 

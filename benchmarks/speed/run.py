@@ -10,18 +10,17 @@ import datetime
 import json
 import signal
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent))
 
-from parts import GRACE_S, Part, Row, run, visible_gpus  # noqa: E402
+import schedule  # noqa: E402
+from parts import Part, visible_gpus  # noqa: E402
 from plan import KINDS, again, cpu_parts, gpu_parts, smoke_parts  # noqa: E402
 from result import summarise  # noqa: E402
-
-TRIES = 3
 
 
 def parts_of(options: argparse.Namespace, k: int) -> list[Part]:
@@ -38,34 +37,17 @@ def parts_of(options: argparse.Namespace, k: int) -> list[Part]:
 
 def measure(options: argparse.Namespace, file: Path) -> None:
     """Run the parts for every k that there are devices for; what has not settled again, until the time is over."""
-    deadline = time.monotonic() + options.seconds
-    available = 2 if options.cpu or options.smoke else visible_gpus()
-    done: list[tuple[Part, int, list[Row]]] = []
-
-    def take(part: Part, k: int) -> list[Row]:
-        left = deadline - time.monotonic()
-        if left < GRACE_S:
-            print(f"k={k} {part.name} left out: no time", flush=True)
-            return []
-        return run(part, k, file, min(part.limit, left), options.data)
-
-    for k in [int(text) for text in options.gpus.split(",")]:
-        if k > available:
-            print(f"k={k} left out: {available} devices", flush=True)
-            continue
-        for part in parts_of(options, k):
-            print(f"k={k} {part.name} begins, {deadline - time.monotonic():.0f} s left", flush=True)
-            done.append((part, k, take(part, k)))
-    if options.cpu or options.smoke:
-        return  # these repeat their rounds themselves
-    for number in range(1, TRIES):
-        for part, k, rows in done:
-            more = again(part, k, rows, options.data)
-            # One that took too long for what is left would be cut short.
-            if more is None or rows[-1].get("seconds", 0.0) > deadline - time.monotonic():
-                continue
-            print(f"k={k} {part.name} has not settled: try {number + 1}", flush=True)
-            rows.extend(take(more, k))
+    # The comparisons on the CPU repeat their rounds themselves.
+    repeats = not (options.cpu or options.smoke)
+    schedule.measure(
+        partial(parts_of, options),
+        [int(text) for text in options.gpus.split(",")],
+        visible_gpus() if repeats else 2,
+        file,
+        options.seconds,
+        (lambda part, k, rows: again(part, k, rows, options.data)) if repeats else None,
+        options.data,
+    )
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kway.jobs.parallel import parallel
     from kway.jobs.proving import prove
     from kway.jobs.training import train
+    from kway.jobs.tuning import tune
     from kway.step.gather import all_samples
     from kway.step.tally import accuracy
 
@@ -48,6 +49,7 @@ _HOMES = {
     "predict": "jobs.evaluating",
     "prove": "jobs.proving",
     "train": "jobs.training",
+    "tune": "jobs.tuning",
 }
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "predict",
     "prove",
     "train",
+    "tune",
 ]
 
 

@@ -130,7 +130,8 @@ class Cluster(Record):
 class Plan(Record):
     """Which layout a run uses, on what. ``device_set`` holds torch device strings, one a rank.
 
-    ``step_kind``: how steps are to run; what did run stands in the record of the run.
+    ``step_kind``: how steps are to run; what did run stands in the record of the run. ``settings``: what else of them
+    is chosen, by name (``kway.step.settings``).
     """
 
     kind: ClassVar[str] = "plan"
@@ -142,6 +143,7 @@ class Plan(Record):
     reason: str
     shards: int = 8
     step_kind: str = "eager"
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:
@@ -171,7 +173,9 @@ class Training(Record):
     or nothing), ``loss``, ``penalty``, ``schedule``, ``clip``, ``shuffle``, ``micro_batch``, ``workers``, ``init``,
     ``parameters`` (how many numbers) and ``trainable`` (of these), ``optimizer`` (``name``, ``groups`` of options as
     the run began). ``machine``: ``host`` and ``cpu`` of rank 0, ``usable`` (processors), ``gpus`` (models that were
-    used), ``threads`` (of a rank).
+    used), ``threads`` (of a rank). ``settings``: what was chosen of the step beside its kind (``kway.step.settings``).
+    ``tuned``: ``how`` it was chosen (``Tuning``), ``why``, ``seconds``, ``made``, ``choice``; ``None`` where the run
+    was not to be tuned.
     """
 
     kind: ClassVar[str] = "train"
@@ -206,6 +210,42 @@ class Training(Record):
     checkpoints: dict[str, Any] | None = None
     own_work_s: list[float] | None = None
     job: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    tuned: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Tuning(Record):
+    """What was tried to find the fastest way to take a job's steps, and what was chosen.
+
+    ``choice``: values by name (``kway.tuning.knobs``), empty for the step as it is. ``how``: ``measured``,
+    ``remembered`` (from ``made``, under the same conditions) or ``left``, with ``why``. ``rows``: one a candidate with
+    ``stage``, ``choice``, ``step_s`` (median over windows, the slowest rank's), ``spread``, ``ratio`` (to the step as
+    it is), ``cost_s`` (what trying it took), ``verdict``. ``seconds``: what all of it took, of ``budget_s`` asked for.
+    ``chosen_step_s`` and ``plain_step_s``: the choice and the step as it is; ``None`` where nothing was measured.
+    """
+
+    kind: ClassVar[str] = "tune"
+
+    model: str
+    strategy: str
+    devices: int
+    device_set: list[str]
+    exactness: str
+    precision: str
+    batch_size: int
+    choice: dict[str, Any]
+    how: str
+    why: str
+    made: str
+    rows: list[dict[str, Any]]
+    seconds: float
+    budget_s: float | None
+    plain_step_s: float | None
+    chosen_step_s: float | None
+    notices: list[str]
+    versions: dict[str, str]
     machine: dict[str, Any] = field(default_factory=dict)
 
 

@@ -26,11 +26,13 @@ from kway.data.parts import take_apart
 from kway.data.share import outline
 from kway.devices.topology import discover
 from kway.jobs.proving import STEPS, draw
-from kway.records import Cluster, Plan, Proof, Training
+from kway.records import Cluster, Plan, Proof, Training, Tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
-OTHERS = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+OTHERS = [
+    ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+]
 ALL = [*GUIDE, *OTHERS, *sorted((ROOT / "docs/decisions").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
@@ -216,7 +218,13 @@ def keys(value: object, free: Iterable[str]) -> Iterator[str]:
         yield from keys(item, free)
 
 
-RECORDS = {"train.json": Training, "proof.json": Proof, "cluster.json": Cluster, "The plan": Plan}
+RECORDS = {
+    "train.json": Training,
+    "proof.json": Proof,
+    "tune.json": Tuning,
+    "cluster.json": Cluster,
+    "The plan": Plan,
+}
 
 
 @pytest.mark.parametrize("title", RECORDS)

@@ -157,7 +157,7 @@ def test_of_a_refused_run_nothing_stays_on_several_devices_either(tmp_path):
 def test_bits_are_not_gone_on_with_where_they_do_not_hold(tmp_path, monkeypatch):
     out = tmp_path / "run"
     kway.train(job(), devices="cpu:1", out=out, steps=1, checkpoint_every="1steps", **bits())
-    monkeypatch.setattr("kway.strategies.engine.bits_hold_within", lambda *_: {"torch": "another"})
+    monkeypatch.setattr("kway.strategies.engine.bits_hold_within", lambda *_, **__: {"torch": "another"})
     with pytest.raises(RefusedError, match="exactness math"):
         kway.train(job(), devices="cpu:1", out=tmp_path / "more", resume=out, **bits())
     other = {**TRAINED, "epochs": 1}

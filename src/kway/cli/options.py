@@ -1,6 +1,7 @@
 """Flags that several commands share."""
 
 import argparse
+import json
 from pathlib import Path
 
 
@@ -73,8 +74,8 @@ def exactness(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def step_kind(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that says how a step runs."""
+def step_kind(parser: argparse.ArgumentParser, tunes: bool = False) -> None:
+    """Add the flag that says how a step runs. ``tunes``: for a command that can choose."""
     from kway.step.kinds import DEFAULT_KIND, KINDS
 
     kinds = "; ".join(
@@ -82,8 +83,38 @@ def step_kind(parser: argparse.ArgumentParser) -> None:
         for kind in KINDS.values()
     )
     parser.add_argument(
-        "--step-kind", default=DEFAULT_KIND, metavar="KIND", help=f"{kinds} (default {DEFAULT_KIND})"
+        "--step-kind",
+        default="auto" if tunes else DEFAULT_KIND,
+        metavar="KIND",
+        help=("auto: what was measured to be fastest; " if tunes else "")
+        + f"{kinds} (default {'auto' if tunes else DEFAULT_KIND})",
     )
+
+
+def settings(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that says what else of a step is chosen."""
+    parser.add_argument(
+        "--settings",
+        metavar="NAME=VALUE[,...]",
+        help="what else of a step is as named: memory_format (channels_last), optimizer (foreach, fused), attention "
+        "(cudnn), autotune, compile_mode (searched, max-autotune), bucket_mib, overlap, threads",
+    )
+
+
+def settings_of(text: str | None) -> dict[str, object]:
+    """Read ``--settings``: values as JSON has them, or plain words. Raises ``UsageError``."""
+    from kway.errors import UsageError
+
+    found: dict[str, object] = {}
+    for pair in filter(None, (text or "").split(",")):
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--settings {pair!r}", "it must be like optimizer=fused,autotune=true")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value.strip()
+    return found
 
 
 def output(parser: argparse.ArgumentParser, record: str) -> None:

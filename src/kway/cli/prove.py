@@ -19,6 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.placing(parser, several=True)
     options.exactness(parser)
     options.step_kind(parser)
+    options.settings(parser)
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="proof.json whose bits this machine must reproduce"
     )
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         strategy=args.strategy,
         exactness=args.exactness,
         step_kind=args.step_kind,
+        settings=options.settings_of(args.settings),
         steps=args.steps,
         out=folder,
         precision=None if own_precision else "fp64",

@@ -29,7 +29,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.training(parser)
     options.placing(parser)
     options.exactness(parser)
-    options.step_kind(parser)
+    options.step_kind(parser, tunes=True)
+    options.settings(parser)
+    parser.add_argument(
+        "--tune-seconds",
+        type=float,
+        metavar="S",
+        help="measure for about S seconds which way to run the steps is fastest (default: a twentieth of a long run, "
+        "60 s at most; nothing in short runs and at level bits)",
+    )
+    parser.add_argument(
+        "--no-tune", action="store_true", help="measure nothing, and use nothing measured before"
+    )
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="(default 10)")
     parser.add_argument("--steps", type=int, metavar="N", help="stop after N optimizer steps")
     parser.add_argument(
@@ -133,7 +144,7 @@ class _Shown:
         from kway.step.kinds import DEFAULT_KIND
 
         if event == "start":
-            kind = "" if self._args.step_kind == DEFAULT_KIND else f", {self._args.step_kind}"
+            kind = "" if self._args.step_kind in ("auto", DEFAULT_KIND) else f", {self._args.step_kind}"
             where = f"devices    {record['devices']} ({record['strategy']}, {self._args.exactness}{kind})"
             print("\n".join([*self._header, where]), file=self._screen, flush=True)
         if event == "notice":
@@ -147,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.errors import UsageError
     from kway.jobs.place import place
     from kway.jobs.training import train
+    from kway.jobs.tuning import first_kind
     from kway.report.progress import Progress
     from kway.training.spec import positive
     from kway.units import counted
@@ -163,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
             args.exactness,
             args.shards,
             patient=args.stall_timeout is not None,
-            step_kind=args.step_kind,
+            step_kind=first_kind(args.step_kind),
         )
         fixed["batch_size"] = args.batch_size_per_device * where.plan.devices
     if args.micro_batch is not None:
@@ -188,6 +200,9 @@ def run(args: argparse.Namespace) -> int:
                 exactness=args.exactness,
                 shards=args.shards,
                 step_kind=args.step_kind,
+                settings=options.settings_of(args.settings),
+                tune=not args.no_tune,
+                tune_seconds=args.tune_seconds,
                 epochs=args.epochs,
                 steps=args.steps,
                 out=folder,

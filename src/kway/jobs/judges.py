@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Case:
     home: torch.device
     shards: int
     step_kind: str = "eager"
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def spec(self, layout: dict[str, int], level: str, free: bool = False) -> candidate.CandidateSpec:
         """Describe a candidate for its ranks."""
@@ -66,6 +67,7 @@ class Case:
             self.shards,
             free,
             self.step_kind,
+            self.settings,
         )
 
 

@@ -1,6 +1,6 @@
 """Where a job runs: in this process, on ranks that kway starts, or on ranks that are already there."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -22,6 +22,7 @@ from kway.launch.torchrun import from_environment, join
 from kway.records import Cluster, Plan
 from kway.step.kinds import DEFAULT_KIND, check_kind
 from kway.step.seeds import preserved
+from kway.step.settings import Settings
 from kway.strategies.layout import SINGLE, check_level, fit, named_sizes, title
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.units import counted
@@ -175,6 +176,7 @@ def place(
     shards: int = DEFAULT_SHARDS,
     patient: bool = False,
     step_kind: str = DEFAULT_KIND,
+    settings: Mapping[str, Any] | None = None,
 ) -> Place:
     """Resolve a device set, a strategy, a level and a step kind into a place. Nothing is started.
 
@@ -195,7 +197,7 @@ def place(
         chosen = parse("auto", cluster)[:1]
     else:
         chosen = parse(devices, cluster)
-    plan = choose(chosen, strategy, exactness, shards, step_kind)
+    plan = choose(chosen, strategy, exactness, shards, step_kind, settings)
     if joined is not None:
         join(joined, patient=patient)
     return Place(plan, rank_threads(chosen), joined, tuple(device_warnings(chosen, cluster)))
@@ -212,6 +214,7 @@ def choose(
     exactness: str,
     shards: int = DEFAULT_SHARDS,
     step_kind: str = DEFAULT_KIND,
+    settings: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Make the plan for named devices. Raises ``UsageError`` for a strategy or step kind that does not fit them."""
     count = len(device_set)
@@ -222,7 +225,9 @@ def choose(
         layout, reason = fit(strategy, count), "named by the user"
     check_level(layout, exactness, shards)
     check_kind(step_kind, device_set)
-    return Plan(title(layout), layout, device_set, exactness, reason, shards, step_kind)
+    named = dict(settings or {})
+    Settings.of(named)
+    return Plan(title(layout), layout, device_set, exactness, reason, shards, step_kind, named)
 
 
 def _size_of(strategy: str) -> int | None:

@@ -50,6 +50,7 @@ def prove(
     exactness: str = "math",
     shards: int = DEFAULT_SHARDS,
     step_kind: str = DEFAULT_KIND,
+    settings: Mapping[str, Any] | None = None,
     steps: int | None = None,
     out: Path | str | None = None,
     precision: str | None = "auto",
@@ -62,7 +63,8 @@ def prove(
     """Compare every tensor of ``steps`` optimizer steps on each device set with one device.
 
     ``steps``: by default 3, and 6 for a step kind that records steps, so that recorded ones are among them.
-    ``step_kind``: how the steps of kway run, as in ``kway.train``; plain torch always runs operation by operation.
+    ``step_kind``, ``settings``: how the steps of kway run, as in ``kway.train``; plain torch runs operation by
+    operation.
     ``devices``: one set or a list of sets (``"1,2,3"``, ``"cpu:2 cuda:0,1"``); ``strategy``: one or several,
     separated by commas; every pair is a row of the proof. ``precision``: ``"auto"`` is float64 at level math and
     the job's own at level bits; ``None`` is the job's own. Runs with SGD (lr 0.1, momentum 0.9) unless
@@ -103,7 +105,9 @@ def prove(
         replace(job, model=copy.deepcopy(job.model)) if isinstance(job.model, torch.nn.Module) else job
     )
     alone = Place(
-        choose([sets[0][0]], "single", exactness, shards, step_kind), rank_threads([sets[0][0]]), None
+        choose([sets[0][0]], "single", exactness, shards, step_kind, settings),
+        rank_threads([sets[0][0]]),
+        None,
     )
     subject = subject_of(job, facts_of(job, whole, alone.plan, model), model, whole, held_out)
     if isinstance(job.model, torch.nn.Module):
@@ -116,7 +120,17 @@ def prove(
     with claimed(out, "proof.json") as folder, claimed(None, "before") as scratch:
         if on_start is not None:
             on_start(warned)
-        case = Case(job, parts, model, batches, scratch, torch.device(sets[0][0]), shards, step_kind)
+        case = Case(
+            job,
+            parts,
+            model,
+            batches,
+            scratch,
+            torch.device(sets[0][0]),
+            shards,
+            step_kind,
+            alone.plan.settings,
+        )
 
         def run(where: Place, spec: candidate.CandidateSpec) -> dict[str, Any]:
             own = [] if where.starts_ranks else [copy.deepcopy(case.model)]
@@ -256,7 +270,9 @@ def _row(case: Case, judge: Judge, text: str, chosen: list[str], level: str, run
         check_model(case.job, case.model, layout, level, largest, case.shards)
     except RefusedError as error:
         return {**row, "equal": "refused", "reason": str(error)}
-    where = Place(choose(chosen, text, level, case.shards, case.step_kind), rank_threads(chosen), None)
+    where = Place(
+        choose(chosen, text, level, case.shards, case.step_kind, case.settings), rank_threads(chosen), None
+    )
     try:
         return {**row, **judge.compare(layout, lambda spec: run(where, spec))}
     except OutOfMemoryError:

@@ -58,7 +58,7 @@ def without(where: Place, rank: int, shards: int) -> Place:
     # The names of the axes without their sizes: each takes what there is.
     text = "auto" if len(left) == 1 else ":".join(plan.layout)
     chosen = replace(
-        choose(left, text, plan.exactness, shards, plan.step_kind),
+        choose(left, text, plan.exactness, shards, plan.step_kind, plan.settings),
         reason=f"the device of rank {rank} was lost",
     )
     return replace(where, plan=chosen, threads=rank_threads(left))

@@ -1,6 +1,7 @@
 """Which checkpoint a run goes on from."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from kway.checkpoints.manifest import MANIFEST
 from kway.checkpoints.reading import Checkpoint, check_step, newest, open_checkpoint
 from kway.errors import UsageError
 from kway.job import check_path
+from kway.records import Plan
 from kway.step.build import check_names
+from kway.step.kinds import check_kind
 from kway.step.made import unmade
+from kway.step.settings import Settings
 from kway.step.state import made_in
 from kway.training.facts import check_facts, check_parts
 from kway.training.saving import FOLDER
@@ -31,6 +35,18 @@ def check_saving(out: Any, every: Any, keep: Any, resume: bool | Path | str) -> 
         raise UsageError(f"keep={keep} without checkpoint_every", "there is nothing to keep")
     if resume is True and out is None:
         raise UsageError("resume=True without a folder", "its checkpoints are looked for there", "set out=")
+
+
+def as_begun(checkpoint: Checkpoint, plan: Plan) -> Plan:
+    """Return ``plan`` with step kind and settings of the run that a checkpoint is of, where its devices can do that."""
+    before = checkpoint.part("plan")
+    kind, settings = before.get("step_kind", plan.step_kind), before.get("settings", {})
+    try:
+        check_kind(kind, plan.device_set)
+        Settings.of(settings)
+    except UsageError:
+        return plan
+    return replace(plan, step_kind=kind, settings={**settings, **plan.settings})
 
 
 def find(

@@ -2,7 +2,7 @@
 
 import copy
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.checkpoints.reading import Checkpoint
+from kway.checkpoints.reading import Checkpoint, open_checkpoint
 from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.jobs.adapting import adapting_of
@@ -22,13 +22,13 @@ from kway.jobs.folder import claimed, is_there
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.restarting import Restarts, run_again
-from kway.jobs.resuming import check_saving, find
+from kway.jobs.resuming import as_begun, check_saving, find
+from kway.jobs.tuning import AUTO, first_kind, tuned_job, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
 from kway.report.lines import last_figures
 from kway.step.build import build, load_tensors, made_before
-from kway.step.kinds import DEFAULT_KIND
 from kway.step.made import add_made
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
@@ -105,7 +105,10 @@ def train(
     strategy: str = "auto",
     exactness: str = "math",
     shards: int = DEFAULT_SHARDS,
-    step_kind: str = DEFAULT_KIND,
+    step_kind: str = AUTO,
+    settings: Mapping[str, Any] | None = None,
+    tune: bool = True,
+    tune_seconds: float | None = None,
     epochs: int = 10,
     steps: int | None = None,
     out: Path | str | None = None,
@@ -130,7 +133,11 @@ def train(
     ``devices``: ``"auto"``, a number, ``"cpu:N"``, ``"cuda:I,J"``, or a ``torch.device`` or a list of them.
     ``strategy``: ``"auto"``, ``"single"``, ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"``,
     ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``. ``step_kind``: how a step runs:
-    ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``. ``steps`` stops after that many
+    ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``; ``settings``: what else of it is
+    chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. Where ``step_kind`` is ``"auto"``, what was
+    measured to be fastest on this machine counts, and long runs measure first, for a twentieth of their time and a
+    minute at most: see ``kway.tune``. ``tune_seconds``: measure for so long, also at level bits and in short runs;
+    ``tune=False``: never, whatever is known. ``steps`` stops after that many
     optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs; ``None`` keeps
     nothing on disk. ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
     validation figure whose best weights are kept: ``"validation_loss"``, the name of a metric, or ``METRIC/KEY``
@@ -164,7 +171,7 @@ def train(
     """
     check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
-    where = place(devices, strategy, exactness, shards, stall is not None, step_kind)
+    where = place(devices, strategy, exactness, shards, stall is not None, first_kind(step_kind), settings)
     spec = TrainSpec(
         job=job,
         plan=where.plan,
@@ -180,6 +187,8 @@ def train(
         is_kept=out is not None,
         checkpoint_every=saving_interval("checkpoint_every", checkpoint_every),
         keep=keep,
+        tune=wish_of(tune, tune_seconds, step_kind, exactness),
+        as_begun=step_kind == AUTO,
     )
     check_saving(out, checkpoint_every, keep, resume)
     restarts = Restarts(max_restarts, min_devices)
@@ -280,11 +289,22 @@ def run_rank(
     The task that ``train`` sends. Processes that start ranks read the average from its file.
     """
     module = build(spec.job) if model is None else model
+    spec = _tuned(context, spec, module)
     loop = Loop(context.world, spec, module, context.emit, context.stop, context.status)
     # What kway started is ended by whoever started it.
     ends = context.world.origin != "local"
     with asked_to_stop(context.stop, ends) if spec.is_kept else nullcontext():
         return loop.run(), None if model is None else loop.average, loop.engine.made
+
+
+def _tuned(context: Any, spec: TrainSpec, model: nn.Module) -> TrainSpec:
+    """Return the run as tuning chose it; one that goes on, as it was begun."""
+    if spec.resume is not None and spec.as_begun:
+        return replace(spec, plan=as_begun(open_checkpoint(Path(spec.resume)), spec.plan))
+    if spec.resume is not None or spec.tune is None:
+        return spec
+    job, plan, told = tuned_job(context, spec.job, spec.plan, model, spec.tune, (spec.epochs, spec.steps))
+    return replace(spec, job=job, plan=plan, tuned=told)
 
 
 def _own(loss: Any) -> Any:

@@ -20,6 +20,7 @@ PHASES = (
     "forward/backward",
     "evaluate",
     "save",
+    "tune",
     "main only",
     "own code",
     "idle",

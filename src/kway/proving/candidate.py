@@ -2,7 +2,7 @@
 
 import hashlib
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from kway.flat import flat
 from kway.job import Job
 from kway.proving.quiet import without_dropout
 from kway.step.build import build
+from kway.step.settings import Settings
 from kway.step.state import load_buffers, other_buffers
 from kway.step.storage import read_tensors, to_bytes
 from kway.strategies.engine import Engine
@@ -28,7 +29,7 @@ State = dict[str, torch.Tensor]
 class CandidateSpec:
     """What every rank of a candidate needs. ``folder`` holds ``before-S.safetensors`` for each step S and gets
     ``after-S.safetensors``. ``batches``: (epoch, global data set indices) of each step. ``free``:
-    run on from the first state, dropout on, and leave no files. ``step_kind``: how steps are to run.
+    run on from the first state, dropout on, and leave no files. ``step_kind``, ``settings``: how steps are to run.
     """
 
     job: Job
@@ -40,6 +41,7 @@ class CandidateSpec:
     shards: int = 8
     free: bool = False
     step_kind: str = "eager"
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def before_file(folder: str | Path, step: int) -> Path:
@@ -76,6 +78,7 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
             largest,
             spec.shards,
             step_kind=spec.step_kind,
+            settings=Settings.of(spec.settings),
         )
         shapes = engine.shapes(spec.parts)
         try:

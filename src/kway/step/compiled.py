@@ -18,6 +18,7 @@ from kway.step.batchnorm import layers
 from kway.step.core import Outcome, StepCore
 from kway.step.formats import follow_weights
 from kway.step.kinds import Runner
+from kway.step.pieces import in_pieces
 from kway.step.tally import Tally
 
 # Variants of one function of the model: one for each shape of a share and each layer that shares the function. torch
@@ -26,23 +27,29 @@ MOST_VARIANTS = 64
 
 
 class CompiledStep:
-    """Takes the steps of ``inner`` while the model of ``core`` is compiled; outside of them it is the user's own."""
+    """Takes the steps of ``inner`` while the model of ``core`` is compiled; outside of them it is the user's own.
 
-    def __init__(self, core: StepCore, inner: Runner) -> None:
+    ``options``: of the compiler. ``pieces``: see ``open_kind``.
+    """
+
+    def __init__(
+        self, core: StepCore, inner: Runner, options: dict[str, Any] | None = None, pieces: int | None = None
+    ) -> None:
         self._model, self._rule, self._inner = core.model, core.rule, inner
         dynamo: Any = import_module("torch._dynamo")
         self._failed = dynamo.exc.BackendCompilerFailed
         if core.kept is not None:
             # Not as a part of compiled code, which would give it a buffer after all that the pass did to it.
             vars(core.kept)["registered"] = dynamo.disable(core.kept.registered)
+        options = {**(options or {}), **_options()}
+        cut = None if pieces is None else in_pieces(pieces, options)
+        how: dict[str, Any] = {"options": options} if cut is None else {"backend": cut}
         # With the hooks, as nn.Module.compile does. Fixed shapes: there are few, and each gets code of its own.
-        self._compiled = torch.compile(core.model._call_impl, dynamic=False, options=_options())
+        self._compiled = torch.compile(core.model._call_impl, dynamic=False, **how)
         # Where launches cost: on a CPU it would take seconds to compile, and win nothing.
         launches = core.device.type == "cuda"
         self._summed: Any = (
-            torch.compile(core.rule.summed, dynamic=False, options=_options())
-            if launches
-            else core.rule.summed
+            torch.compile(core.rule.summed, dynamic=False, options=options) if launches else core.rule.summed
         )
 
     @property
@@ -87,7 +94,9 @@ class CompiledStep:
 
 
 @contextmanager
-def compiling(core: StepCore, inner: Runner) -> Iterator[Runner]:
+def compiling(
+    core: StepCore, inner: Runner, options: dict[str, Any] | None = None, pieces: int | None = None
+) -> Iterator[Runner]:
     """While open, let steps of ``inner`` run with a compiled model.
 
     What kway put into the model that communicates, or that counts on the host, stays out of what is compiled.
@@ -103,7 +112,7 @@ def compiling(core: StepCore, inner: Runner) -> Iterator[Runner]:
                 _leave_out(module, "forward", undo)
         _leave_out(core.whole_batch, "gathered", undo)
         follow_weights(core.model, undo)
-        yield CompiledStep(core, inner)
+        yield CompiledStep(core, inner, options, pieces)
 
 
 def _leave_out(owner: Any, name: str, undo: ExitStack) -> None:

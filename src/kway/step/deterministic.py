@@ -1,7 +1,7 @@
 """Algorithms that give the same bits every time, on one thread a shard on CPUs."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -44,7 +44,11 @@ def deterministic(device: torch.device, threads: int = 1) -> Iterator[None]:
 
 
 def bits_hold_within(
-    device: torch.device, shards: int, step_kind: str = "eager", threads: int = 1
+    device: torch.device,
+    shards: int,
+    step_kind: str = "eager",
+    threads: int = 1,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what must be the same for two runs at level bits to have equal bits."""
     cuda = device.type == "cuda"
@@ -56,4 +60,5 @@ def bits_hold_within(
         "threads_a_shard": None if cuda else threads,
         "shards": shards,
         "step_kind": step_kind,
+        "settings": dict(settings) if settings else None,
     }

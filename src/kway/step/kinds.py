@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kway.devices.compilers import missing
 from kway.errors import RefusedError
 from kway.registry import known
+from kway.step.settings import AS_IT_IS, Settings
 
 if TYPE_CHECKING:
     from kway.data.share import Share
@@ -103,8 +104,12 @@ def check_kind(name: str, devices: Iterable[Any]) -> StepKind:
     return kind
 
 
-def open_kind(name: str, core: "StepCore", opened: ExitStack) -> Runner:
+def open_kind(
+    name: str, core: "StepCore", opened: ExitStack, settings: Settings = AS_IT_IS, pieces: int | None = None
+) -> Runner:
     """Make what runs the steps of ``core``. ``opened`` undoes at its end what this changes.
+
+    ``pieces``: bytes of parameters after which compiled code is cut (see ``kway.step.pieces``), ``None`` for nowhere.
 
     Raises ``UsageError``, and ``RefusedError`` for a kind that this device cannot run.
     """
@@ -123,5 +128,5 @@ def open_kind(name: str, core: "StepCore", opened: ExitStack) -> Runner:
     if compiles:
         from kway.step.compiled import compiling
 
-        runner = opened.enter_context(compiling(core, runner))
+        runner = opened.enter_context(compiling(core, runner, settings.compiler_options, pieces))
     return runner

@@ -183,10 +183,25 @@ def summed(
     module: nn.Module, output: Tensor, target: Tensor, of: str, ending: Ending, factor: float
 ) -> tuple[Tensor, Tensor]:
     """Compute a loss by element, and what ``ending`` makes of its sum and of the weight: a number ``of`` something."""
+    if isinstance(module, _BY_CLASS):
+        output, target = _classes_last(output, target)
     losses: Tensor = module(output, target)
     if of == "classes":
         return ending(*_total(losses, _class_weight(module, target)), factor)
     return ending(*_total(losses, float(losses.shape[0] if of == "rows" else losses.numel())), factor)
+
+
+def _classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores (N, classes, ...) as rows of classes, with their indices, where they lie in memory like that.
+
+    torch would copy them to where its classes come second, and leave gradients there, which are copied back: of a
+    model of language several times as much as all of its other activations.
+    """
+    last = output.movedim(1, -1) if output.dim() > 2 else output
+    # Anything else, probabilities of classes and what does not fit together, is torch's to take or refuse.
+    if output.dim() < 3 or target.shape != last.shape[:-1] or not last.is_contiguous():
+        return output, target
+    return last.reshape(-1, last.shape[-1]), target.reshape(-1)
 
 
 def _by_element(module: nn.Module) -> None:

@@ -59,7 +59,7 @@ class Data(Axis):
         check_trained(part.model, group)
         if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
-        gradients = Gradients(part.model, group, scalars=4 * part.shares)
+        gradients = Gradients(part.model, group, scalars=4 * part.shares, limit=part.bucket_bytes)
         part.reducer = gradients
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
@@ -74,8 +74,8 @@ class Data(Axis):
 class Gradients:
     """The gradients of a model over a group, whatever parameters the model has at the time of the step."""
 
-    def __init__(self, model: nn.Module, group: Group, scalars: int) -> None:
-        self._model, self._group, self._scalars = model, group, scalars
+    def __init__(self, model: nn.Module, group: Group, scalars: int, limit: int | None = None) -> None:
+        self._model, self._group, self._scalars, self._limit = model, group, scalars, limit
         # Made with the first step: not every level sums gradients this way, and it holds a copy of them.
         self._reducer: GradientReducer | None = None
         self._sent = False
@@ -116,7 +116,7 @@ class Gradients:
         ):
             frozen = [parameter for parameter in held if not parameter.requires_grad]
             tables = sparse_parameters(self._model)
-            self._reducer = GradientReducer(now, self._group, self._scalars, tables, frozen)
+            self._reducer = GradientReducer(now, self._group, self._scalars, tables, frozen, self._limit)
         return self._reducer
 
     def divide_(self, divisor: torch.Tensor) -> None:

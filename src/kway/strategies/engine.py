@@ -25,15 +25,17 @@ from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
 from kway.step.deterministic import bits_hold_within
 from kway.step.gradients import dense
-from kway.step.handed import load_state
+from kway.step.handed import held_state, load_state
 from kway.step.inputs import move
 from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.modes import begin_training, modes_of, set_modes
 from kway.step.open_jobs import OpenJob, open_jobs, opened
 from kway.step.out_of_memory import Memory, explained
+from kway.step.pieces import piece_bytes
 from kway.step.precision import cast, precision_of
 from kway.step.scripted import check_scripted, scripted
 from kway.step.seeds import preserved, seed_generators
+from kway.step.settings import AS_IT_IS, Settings
 from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
 from kway.step.telling import EACH_STEP, Telling
@@ -49,7 +51,8 @@ class Engine:
 
     ``model`` is the rank's own module, already initialised; it is moved to the rank's device and is the
     trained model afterwards. ``step_kind``: how steps are to run (``kway.step.kinds``); ``trains``: whether
-    there will be any; ``telling``: which of them tell what ranks called. Raises ``RefusedError`` for a level that
+    there will be any; ``telling``: which of them tell what ranks called; ``settings``: what else is
+    chosen. Raises ``RefusedError`` for a level that
     layout or model cannot keep, and for a step kind that the device cannot run; ``UsageError`` for recorded steps
     that tell seldom, and where ranks train other parameters than each other; on layers of an open job what that one's
     ``equalise`` raises.
@@ -68,10 +71,12 @@ class Engine:
         step_kind: str = DEFAULT_KIND,
         trains: bool = True,
         telling: Telling = EACH_STEP,
+        settings: Settings = AS_IT_IS,
     ) -> None:
         check_level(layout, level, shards)
         check_model(job, model, layout, level, batch_size, shards, trains)
         self.job, self.layout, self.level = job, dict(layout), level
+        self.settings = settings
         self._is_main, self._warned = world.is_main, 0
         self._level = level_of(level)
         self.device = torch.device(world.device)
@@ -97,6 +102,8 @@ class Engine:
         )
         try:
             self.part.opened.enter_context(self.precision.flags())
+            self.part.opened.enter_context(settings.in_torch(self.model, self.device))
+            self.part.bucket_bytes = settings.bucket_bytes
             self.part.opened.enter_context(buffers_kept(self.model))
             if trains:
                 # Evaluation uses no statistics of its batches.
@@ -115,11 +122,14 @@ class Engine:
             # Modes are set by now.
             check_scripted(self._scripted, trains)
             with self.memory.explains("start"):
-                self.optimizer: torch.optim.Optimizer = make_optimizer(job, self.model)
+                self.optimizer: torch.optim.Optimizer = settings.prefer(make_optimizer(job, self.model))
                 self._step = self._level.open(self.part, self.optimizer)
             if self._step.kept is not None:
                 self.part.opened.callback(self._step.kept.close)
-            self._runner: Runner = open_kind(step_kind, self._step, self.part.opened)
+            # At level bits code is cut only where that was chosen: one device, with nothing to hide, must round alike.
+            hides = self.part.batch_group.size > 1 and level != "bits"
+            pieces = piece_bytes(settings, self.device, hides)
+            self._runner: Runner = open_kind(step_kind, self._step, self.part.opened, settings, pieces)
             self.memory.opened(self._step, self.part.reducer, self._runner)
         except BaseException:
             self.close()
@@ -139,7 +149,7 @@ class Engine:
         """Within what equal bits of this engine hold: see ``bits_hold_within``. ``None`` at other levels."""
         if self.level != "bits":
             return None
-        return bits_hold_within(self.device, self.part.shards, self.step_kind)
+        return bits_hold_within(self.device, self.part.shards, self.step_kind, settings=self.settings.named())
 
     def compare(self, again: bool = False) -> None:
         """Raise ``MispairedError`` where ranks took other steps than the rest: see ``StepCore.compare``."""
@@ -366,15 +376,7 @@ class Engine:
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Return copies of the optimizer's tensors and numbers as ``NAME/KEY``, dense tensors on the CPU."""
-        found = {}
-        for name, parameter in self.model.named_parameters():
-            for entry, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, int | float):
-                    wide = torch.float64 if isinstance(value, float) else None
-                    found[f"{name}/{entry}"] = torch.tensor(value, dtype=wide)
-                elif isinstance(value, torch.Tensor):
-                    found[f"{name}/{entry}"] = dense(value.detach()).cpu().clone()
-        return found
+        return held_state(self.optimizer, dict(self.model.named_parameters()))
 
     def load(self, state: Mapping[str, torch.Tensor], optimizer: Mapping[str, torch.Tensor]) -> None:
         """Take over what ``state`` and ``optimizer_state`` gave. What the optimizer holds beyond it is dropped, and

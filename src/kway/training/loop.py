@@ -17,6 +17,7 @@ from kway.launch.status import Status
 from kway.records import Training
 from kway.step.core import waits_for_figure
 from kway.step.kinds import kind_of
+from kway.step.settings import Settings
 from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
@@ -48,8 +49,7 @@ class Loop:
     """One rank's run of a training job. ``emit`` takes events, and is called on rank 0 only.
 
     ``stop``: where it is set, all ranks stop after one step and leave a checkpoint. ``told_every``: in one of how many
-    steps ranks compare the collectives they called (``None``: as seldom as that costs something), and always before
-    their numbers are relied on.
+    steps ranks compare their collectives (``None``: as seldom as that costs something), and before numbers are used.
     """
 
     world: World
@@ -86,6 +86,7 @@ class Loop:
             self.status,
             plan.step_kind,
             telling=Telling(told_every, self._looks_after),
+            settings=Settings.of(plan.settings),
         )
         self.engine.memory.adapts = self.world.origin != "env"
         # As it begins: a schedule changes the rate later.
@@ -392,6 +393,8 @@ class Loop:
             versions=versions(),
             job=self.subject,
             machine=machine(gpus, threads=self.world.threads),
+            settings=plan.settings,
+            tuned=self.spec.tuned,
             started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),
             wall_s=time.perf_counter() - begun,
         )

@@ -69,6 +69,8 @@ class TrainSpec:
     ``made``: what of its first weights another copy of the model made when it ran, for the files of this run.
     ``told``: lines for the user that were known before the run began.
     ``facts``: what the job is, for checkpoints (see ``kway.training.facts``); ``subject``: for the record.
+    ``tune``: how step kind and settings are to be chosen before the run begins, ``None`` for as the plan has them;
+    ``as_begun``: whether a run that goes on takes them from its checkpoint; ``tuned``: what a record says of it.
     """
 
     job: Job
@@ -90,6 +92,9 @@ class TrainSpec:
     told: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     subject: dict[str, Any] = field(default_factory=dict)
+    tune: Any = None
+    as_begun: bool = False
+    tuned: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse counts that cannot work."""

@@ -1,0 +1,64 @@
+"""``kway tune``: which way to take the steps of a model is fastest on this machine."""
+
+import argparse
+import sys
+
+from kway.cli import options
+
+HELP = "find the fastest way to run a model's steps here, for the runs that follow"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    options.model(parser)
+    options.loss(parser)
+    options.training(parser)
+    options.placing(parser)
+    options.exactness(parser)
+    options.step_kind(parser, tunes=True)
+    options.settings(parser)
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
+    parser.add_argument(
+        "--tune-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="what would take longer than is left of S seconds is not begun (default 60)",
+    )
+    parser.add_argument("--allow", metavar="P[,P]", help="precisions that may be chosen beside the job's own")
+    parser.add_argument("--refresh", action="store_true", help="measure also what is known already")
+    options.output(parser, "tune.json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tune; returns 0. Raises ``UsageError`` before anything starts."""
+    from kway.cli._job import default_folder, job_of, says_that_data_is_usual
+    from kway.jobs.folder import claimed
+    from kway.jobs.tuning import tune
+    from kway.report.tuning import lines_of
+
+    fixed = {} if args.micro_batch is None else {"micro_batch": args.micro_batch}
+    job, lines = job_of(args, **fixed)
+    screen = sys.stderr if args.json else sys.stdout
+    print("\n".join(lines), file=screen, flush=True)
+    folder = args.out or default_folder(job.title)
+    with claimed(folder, "tune.json"), says_that_data_is_usual(args, lines):
+        record = tune(
+            job,
+            devices=args.devices,
+            strategy=args.strategy,
+            exactness=args.exactness,
+            shards=args.shards,
+            step_kind=args.step_kind,
+            settings=options.settings_of(args.settings),
+            seconds=args.tune_seconds,
+            allow=[name for name in (args.allow or "").split(",") if name],
+            refresh=args.refresh,
+            say=lambda text: print(f"note       {text}", file=screen, flush=True),
+        )
+        record.save(folder)
+    if args.json:
+        print(record.to_json())
+        return 0
+    print("\n".join(["", *lines_of(record), f"wrote      {folder}/tune.json"]))
+    return 0

@@ -1,0 +1,185 @@
+"""``kway.tune``: what was tried, and what was chosen, which is kept for later runs. ``kway.train`` asks here too."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.errors import UsageError
+from kway.job import PRECISIONS, Job
+from kway.jobs.arguments import check_job
+from kway.jobs.place import place
+from kway.records import Plan, Tuning
+from kway.registry import known
+from kway.step.build import build
+from kway.step.kinds import DEFAULT_KIND
+from kway.strategies.layout import check_model
+from kway.strategies.levels import DEFAULT_SHARDS
+from kway.training.parts import training_parts
+from kway.training.surroundings import gpu_name, machine, versions
+from kway.tuning.knobs import Choice
+from kway.tuning.run import Tuned, Wish
+from kway.tuning.run import tune as tune_on_ranks
+from kway.tuning.trial import applied
+
+AUTO = "auto"
+# What ``kway.tune`` takes where nobody says.
+USUAL_S = 60.0
+
+
+def tune(
+    job: Job,
+    *,
+    devices: Any = "auto",
+    strategy: str = "auto",
+    exactness: str = "math",
+    shards: int = DEFAULT_SHARDS,
+    step_kind: str = AUTO,
+    settings: Mapping[str, Any] | None = None,
+    seconds: float = USUAL_S,
+    allow: Iterable[str] = (),
+    refresh: bool = False,
+    ranks: Any = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Tuning:
+    """Measure which way to take the steps of ``job`` is fastest here; return the record of what was tried.
+
+    What is chosen counts for every later ``kway.train`` of the same model, batch, devices and versions on this machine.
+    ``step_kind``, ``settings``: what is to stay as named. ``seconds``: at most, about; what would take longer than is
+    left is not begun. ``allow``: precisions that may be chosen beside the job's own. ``refresh``: measure also what is
+    known already. The rest as for ``kway.train``. Raises ``UsageError`` before anything starts.
+    """
+    check_job(job)
+    where = place(devices, strategy, exactness, shards, step_kind=first_kind(step_kind), settings=settings)
+    wish = wish_of(True, seconds, step_kind, exactness, allow, refresh)
+    assert wish is not None
+    parts, _ = training_parts(replace(job, validation=None))
+    model = build(job)
+    check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
+    sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
+    own = None if where.starts_ranks else model
+    tuned, gpus = where.run(
+        tune_rank, sent, where.plan, wish, own, on_event=lambda event: say(event["text"]), ranks=ranks
+    )[0]
+    return record_of(job, where.plan, parts.order.batch_size, tuned, wish, gpus)
+
+
+def tune_rank(
+    context: Any, job: Job, plan: Plan, wish: Wish, model: nn.Module | None = None
+) -> tuple[Tuned, list[str]]:
+    """Tune on one rank. The task that ``tune`` sends."""
+    module = build(job) if model is None else model
+    tuned = tune_on_ranks(context.world, job, plan, module, wish, (0, None), context.status, _teller(context))
+    return tuned, [gpu_name(torch.device(context.world.device))]
+
+
+def _teller(context: Any) -> Callable[[str], None]:
+    """Return what tells the user a line, on rank 0."""
+    main, emit = context.world.is_main, context.emit
+    return lambda text: emit({"event": "notice", "text": text}) if main else None
+
+
+def first_kind(step_kind: str) -> str:
+    """Return the step kind that runs until another one is chosen."""
+    return DEFAULT_KIND if step_kind == AUTO else step_kind
+
+
+def wish_of(
+    wanted: bool,
+    seconds: float | None,
+    step_kind: str,
+    exactness: str,
+    allow: Iterable[str] = (),
+    refresh: bool = False,
+) -> Wish | None:
+    """Return how a run is to be tuned, ``None`` for not at all. Raises ``UsageError``.
+
+    Only where seconds are named: a step kind that the user has chosen, and level bits, where a choice is part of the
+    bits, and what one run has measured another one must not take up unasked.
+    """
+    if seconds is not None and (
+        isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf
+    ):
+        raise UsageError(f"tune_seconds={seconds!r}", "it must be a number of seconds greater than 0")
+    if not wanted:
+        if seconds is not None:
+            raise UsageError(f"tune_seconds={seconds:g} and no tuning", "only one of them", "leave one out")
+        return None
+    if seconds is None and (exactness == "bits" or step_kind != AUTO):
+        return None
+    allowed = tuple(allow)
+    for name in allowed:
+        known("precision", name, PRECISIONS)
+    return Wish(seconds, None if step_kind == AUTO else step_kind, allowed, not refresh)
+
+
+def tuned_job(
+    context: Any, job: Job, plan: Plan, model: nn.Module, wish: Wish, length: tuple[int, int | None]
+) -> tuple[Job, Plan, dict[str, Any]]:
+    """Return job and plan as tuning chose them, and what a record says of it. A collective.
+
+    ``length``: the run's epochs, and its steps at most.
+    """
+    say = _teller(context)
+    tuned = tune_on_ranks(context.world, job, plan, model, wish, length, context.status, say)
+    told = {
+        "how": tuned.how,
+        "why": tuned.why,
+        "seconds": tuned.seconds,
+        "made": tuned.made,
+        "choice": dict(tuned.choice),
+    }
+    return *applied(tuned.choice, job, plan), told
+
+
+def record_of(job: Job, plan: Plan, batch_size: int, tuned: Tuned, wish: Wish, gpus: list[str]) -> Tuning:
+    """Return the record of what was tried."""
+    rows = [] if tuned.found is None else tuned.found.rows
+    plain = rows[0].reading if rows else None
+    return Tuning(
+        model=job.title,
+        strategy=plan.strategy,
+        devices=plan.devices,
+        device_set=plan.device_set,
+        exactness=plan.exactness,
+        precision=job.precision,
+        batch_size=batch_size,
+        choice=dict(tuned.choice),
+        how=tuned.how,
+        why=tuned.why,
+        made=tuned.made,
+        rows=[_row(row, plain) for row in rows],
+        seconds=tuned.seconds,
+        budget_s=wish.seconds,
+        plain_step_s=None if plain is None else plain.median_s,
+        chosen_step_s=_step_s(rows, tuned.choice),
+        notices=[],
+        versions=versions(),
+        machine=machine(gpus),
+    )
+
+
+def _row(row: Any, plain: Any) -> dict[str, Any]:
+    reading = row.reading
+    timed = reading is not None and bool(reading.step_s)
+    return {
+        "stage": row.stage,
+        "choice": dict(row.choice),
+        "step_s": reading.median_s if timed else None,
+        "spread": reading.spread if timed else None,
+        "ratio": reading.median_s / plain.median_s if timed and plain is not None else None,
+        "cost_s": None if reading is None else reading.cost_s,
+        "verdict": row.verdict,
+    }
+
+
+def _step_s(rows: list[Any], choice: Choice) -> float | None:
+    times = [
+        row.reading.median_s
+        for row in rows
+        if row.choice == choice and row.reading is not None and row.reading.step_s
+    ]
+    return times[-1] if times else None

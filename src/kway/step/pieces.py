@@ -1,0 +1,48 @@
+"""Compiled code in pieces, so that gradients are there before backward ends.
+
+What is compiled as one piece hands over all of its gradients at its end, when nothing is left that could hide their
+reduction.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from kway.comm.buckets import BUCKET_BYTES
+from kway.step.settings import Settings
+
+# In torch 2.11 to 2.13 the part of its compiler that cuts a graph where a bucket of gradients is full.
+_MODULE, _CUTTER = "torch._dynamo.backends.distributed", "DDPOptimizer"
+
+
+def piece_bytes(settings: Settings, device: torch.device, hides: bool) -> int | None:
+    """Return after how many bytes of parameters compiled code is cut; ``None``: nowhere.
+
+    ``hides``: whether there is a reduction that could go on beside backward. Where nobody chose, code is cut on GPUs
+    alone: on a CPU the processors that would reduce are those that compute.
+    """
+    wanted = (hides and device.type == "cuda") if settings.overlap is None else settings.overlap
+    return (settings.bucket_bytes or BUCKET_BYTES) if wanted else None
+
+
+def in_pieces(size: int, options: dict[str, Any]) -> Callable[..., Any] | None:
+    """Return a back end of ``torch.compile`` that cuts a model's graph after about ``size`` bytes of parameters.
+
+    It goes from the end of the graph to its beginning, as backward does. ``options``: of the compiler. ``None`` where
+    this torch has no such part.
+    """
+    try:
+        cutter: Any = getattr(import_module(_MODULE), _CUTTER)
+        compiler: Any = import_module("torch._inductor.compile_fx").compile_fx
+    except (ImportError, AttributeError):
+        return None
+    one = partial(compiler, config_patches=options)
+
+    def compiled(graph: Any, inputs: Any) -> Any:
+        # One for each graph: it notes the pieces of the one it has cut.
+        return cutter(size, one, first_bucket_cap=size).compile_fn(graph, inputs)
+
+    return compiled

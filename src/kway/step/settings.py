@@ -1,0 +1,163 @@
+"""What can be chosen about a step beside its kind without changing what it computes but for rounding: plain data."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from kway.errors import UsageError
+from kway.registry import known
+
+Tensor = torch.Tensor
+
+# By name, the options of torch's compiler. More than the first takes minutes for a large model.
+COMPILE_MODES: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "searched": {"coordinate_descent_tuning": True},
+    "max-autotune": {"max_autotune": True, "coordinate_descent_tuning": True},
+}
+MEMORY_FORMATS = ("contiguous", "channels_last")
+OPTIMIZER_FORMS = ("foreach", "fused")
+ATTENTIONS = ("default", "cudnn")
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``None`` leaves a thing as model, job and torch have it.
+
+    ``memory_format``: strides of parameters with four dimensions while the run lasts. ``optimizer``: how torch's own
+    optimizers go over parameters: ``foreach`` or ``fused``. ``attention``: which kernel of
+    ``scaled_dot_product_attention`` comes first on a GPU. ``autotune``: whether cuDNN times its algorithms for each
+    shape. ``compile_mode``: see ``COMPILE_MODES``. ``bucket_mib``: size of a bucket of gradients. ``overlap``: whether
+    compiled code is cut where a bucket is full, so that backward hands over gradients before it ends. ``threads``:
+    of a CPU rank inside an operation; at level bits it is one.
+    """
+
+    memory_format: str | None = None
+    optimizer: str | None = None
+    attention: str | None = None
+    autotune: bool | None = None
+    compile_mode: str | None = None
+    bucket_mib: float | None = None
+    overlap: bool | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names and sizes that nothing is known of."""
+        for what, values in (
+            ("memory_format", MEMORY_FORMATS),
+            ("optimizer", OPTIMIZER_FORMS),
+            ("attention", ATTENTIONS),
+            ("compile_mode", COMPILE_MODES),
+        ):
+            value = getattr(self, what)
+            if value is not None:
+                known(what.replace("_", " "), value, dict.fromkeys(values))
+        for what in ("autotune", "overlap"):
+            if getattr(self, what) not in (None, True, False):
+                raise UsageError(f"{what}={getattr(self, what)!r}", "it must be true, false or null")
+        count = self.threads
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise UsageError(f"threads={count!r}", "it must be a whole number of at least 1")
+        size = self.bucket_mib
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int | float) or not size > 0):
+            raise UsageError(f"bucket_mib={size!r}", "it must be a number greater than 0")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Make settings of plain values by name. Raises ``UsageError`` for names that nothing is known of."""
+        names = {entry.name: entry for entry in fields(cls)}
+        for name in values:
+            known("setting", name, names)
+        return cls(**values)
+
+    def named(self) -> dict[str, Any]:
+        """Return what is chosen, by name."""
+        return {
+            entry.name: value for entry in fields(self) if (value := getattr(self, entry.name)) is not None
+        }
+
+    @property
+    def bucket_bytes(self) -> int | None:
+        """The size of a bucket in bytes, ``None`` for the usual one."""
+        return None if self.bucket_mib is None else int(self.bucket_mib * MIB)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """The options of torch's compiler."""
+        return dict(COMPILE_MODES[self.compile_mode or "default"])
+
+    @contextmanager
+    def in_torch(self, model: nn.Module, device: torch.device) -> Iterator[None]:
+        """While open, torch and ``model`` are as the settings say."""
+        with ExitStack() as undo:
+            if self.autotune is not None:
+                before = torch.backends.cudnn.benchmark
+                torch.backends.cudnn.benchmark = self.autotune
+                undo.callback(setattr, torch.backends.cudnn, "benchmark", before)
+            if self.threads is not None and device.type == "cpu":
+                undo.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(self.threads)
+            if self.attention == "cudnn" and device.type == "cuda":
+                attention: Any = torch.nn.attention
+                kinds = attention.SDPBackend
+                order = [
+                    kinds.CUDNN_ATTENTION,
+                    kinds.FLASH_ATTENTION,
+                    kinds.EFFICIENT_ATTENTION,
+                    kinds.MATH,
+                ]
+                undo.enter_context(attention.sdpa_kernel(order, set_priority=True))
+            if self.memory_format is not None:
+                _lay_out(model, self.memory_format, undo)
+            yield
+
+    def prefer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Let an optimizer of torch's own go over its parameters as the settings say, where its maker left that open.
+
+        Others are returned as they are.
+        """
+        if self.optimizer is None or not takes_form(optimizer, self.optimizer):
+            return optimizer
+        for group in [optimizer.defaults, *optimizer.param_groups]:
+            group["fused"], group["foreach"] = self.optimizer == "fused", self.optimizer == "foreach"
+        return optimizer
+
+
+AS_IT_IS = Settings()
+
+
+def takes_form(optimizer: torch.optim.Optimizer, form: str) -> bool:
+    """Whether an optimizer can go over its parameters as ``form`` says, and nobody has chosen for it."""
+    if not type(optimizer).__module__.startswith("torch.optim.") or form not in optimizer.defaults:
+        return False
+    groups = [optimizer.defaults, *optimizer.param_groups]
+    if any(group.get("fused") or group.get("foreach") is not None for group in groups):
+        return False
+    if any(group.get("differentiable") or isinstance(group["lr"], Tensor) for group in groups):
+        return False
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return form != "fused" or all(parameter.is_floating_point() for parameter in held)
+
+
+def _lay_out(model: nn.Module, name: str, undo: ExitStack) -> None:
+    """Give parameters and buffers with four dimensions the strides of a format; ``undo`` gives back their own."""
+    formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+    chosen = formats[name]
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.dim() != 4 or tensor.is_contiguous(memory_format=chosen):
+            continue
+        own = next((each for each in formats.values() if tensor.is_contiguous(memory_format=each)), None)
+        if own is None:
+            # A view of something else, which a copy would part from it.
+            continue
+        tensor.data = tensor.data.contiguous(memory_format=chosen)
+        undo.callback(_give_back, tensor, own)
+
+
+def _give_back(tensor: Tensor, memory_format: torch.memory_format) -> None:
+    tensor.data = tensor.data.contiguous(memory_format=memory_format)

@@ -1,0 +1,151 @@
+"""What can be tried, and in which order: the coarse first. Data, and nothing that measures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kway.errors import UsageError
+from kway.job import PRECISIONS
+from kway.registry import known
+from kway.step.kinds import KINDS
+from kway.step.settings import Settings
+
+# A choice: values by name, of ``NAMES``. What is not named is as job and plan have it.
+Choice = Mapping[str, Any]
+
+SETTINGS = frozenset(entry.name for entry in fields(Settings))
+JOB = frozenset({"precision", "micro_batch", "workers"})
+NAMES = SETTINGS | JOB | {"step_kind"}
+# Below it one bucket holds all gradients, and another size changes nothing.
+SEVERAL_BUCKETS = 50 * 2**20
+# Precisions in which cuDNN has an attention kernel.
+NARROW = frozenset({"bf16", "fp16"})
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is known before anything is tried.
+
+    ``device``: ``"cuda"`` or ``"cpu"``; ``ranks``; ``level``; ``precision``; ``threads`` of a rank; ``step_kind``: the
+    one that the user named, or ``None``; ``allowed``: precisions that may be chosen beside the job's own;
+    ``compiler``: whether torch.compile can work here; ``images``: whether parameters have four dimensions;
+    ``attention``: whether the model calls ``scaled_dot_product_attention``; ``forms``: how the optimizer can go over
+    its parameters; ``parameter_bytes``; ``waits``: the part of a step in which it waits for input; ``workers``: loader
+    processes of a rank, ``None`` where the data is in memory; ``micro_batch``: the samples that a device computes at
+    once, and whether they ``may_be_cut`` further.
+    """
+
+    device: str
+    ranks: int = 1
+    level: str = "math"
+    precision: str = "fp32"
+    threads: int = 1
+    step_kind: str | None = None
+    allowed: tuple[str, ...] = ()
+    compiler: bool = True
+    images: bool = False
+    attention: bool = False
+    forms: tuple[str, ...] = ()
+    parameter_bytes: int = 0
+    waits: float = 0.0
+    workers: int | None = None
+    micro_batch: int = 1
+    may_be_cut: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Changes to the best choice so far, of which the fastest stays."""
+
+    name: str
+    changes: tuple[Choice, ...]
+
+
+def stages(subject: Subject) -> list[Stage]:
+    """List what is tried for a subject, in order."""
+    found = [
+        Stage(
+            "precision", tuple({"precision": name} for name in subject.allowed if name != subject.precision)
+        ),
+        *(_on_gpu(subject) if subject.device == "cuda" else _on_cpu(subject)),
+        Stage("input", _input(subject)),
+        Stage("micro-batch", _micro_batch(subject)),
+    ]
+    return [stage for stage in found if stage.changes]
+
+
+def _on_gpu(subject: Subject) -> list[Stage]:
+    fused = {"optimizer": "fused"} if "fused" in subject.forms else {}
+    laid_out = {"memory_format": "channels_last"} if subject.images else {}
+    kinds = [subject.step_kind] if subject.step_kind else list(_kinds(subject))
+    several = subject.ranks > 1
+    # What mostly wins comes first, whole: where time is short it is the only one that is tried.
+    likely = tuple({"step_kind": kind, **fused, **laid_out} for kind in kinds)
+    if likely == ({"step_kind": subject.step_kind},):
+        likely = ()
+    compiled = any(KINDS[kind].compiles for kind in kinds)
+    return [
+        Stage("step kind", likely),
+        Stage("memory format", ({"memory_format": "contiguous"},) if laid_out else ()),
+        Stage("attention", _attention(subject)),
+        # Which algorithm wins depends on the moment: at level bits it would on two ranks.
+        Stage("convolutions", ({"autotune": True},) if subject.images and subject.level != "bits" else ()),
+        Stage("optimizer", tuple({"optimizer": form} for form in subject.forms if form != "fused")),
+        Stage("overlap", ({"overlap": False},) if several and compiled and subject.level != "bits" else ()),
+        Stage("buckets", _buckets(subject)),
+        Stage(
+            "compile mode", tuple({"compile_mode": mode} for mode in ("searched", "max-autotune")) * compiled
+        ),
+    ]
+
+
+def _kinds(subject: Subject) -> tuple[str, ...]:
+    return ("compiled-graph", "graph", "compiled") if subject.compiler else ("graph",)
+
+
+def _on_cpu(subject: Subject) -> list[Stage]:
+    compiles = subject.compiler and subject.step_kind in (None, "compiled")
+    fewer = sorted({1, subject.threads // 2} - {0, subject.threads}) if subject.level != "bits" else []
+    return [
+        Stage("memory format", ({"memory_format": "channels_last"},) if subject.images else ()),
+        Stage("optimizer", tuple({"optimizer": form} for form in subject.forms)),
+        Stage("threads", tuple({"threads": count} for count in fewer)),
+        Stage("buckets", _buckets(subject)),
+        Stage("step kind", ({"step_kind": "compiled"},) if compiles else ()),
+    ]
+
+
+def _attention(subject: Subject) -> tuple[Choice, ...]:
+    narrow = subject.precision in NARROW or bool(NARROW.intersection(subject.allowed))
+    return ({"attention": "cudnn"},) if subject.attention and narrow else ()
+
+
+def _buckets(subject: Subject) -> tuple[Choice, ...]:
+    if subject.ranks == 1 or subject.parameter_bytes < SEVERAL_BUCKETS or subject.level == "bits":
+        return ()
+    return ({"bucket_mib": 10}, {"bucket_mib": 100})
+
+
+def _input(subject: Subject) -> tuple[Choice, ...]:
+    if subject.workers is None or subject.waits < 0.05:
+        return ()
+    return tuple({"workers": count} for count in (2, 4, 8) if count > subject.workers)
+
+
+def _micro_batch(subject: Subject) -> tuple[Choice, ...]:
+    half = subject.micro_batch // 2
+    return ({"micro_batch": half},) if subject.may_be_cut and half >= 32 else ()
+
+
+def check_choice(choice: Choice) -> Choice:
+    """Return a choice that is well formed. Raises ``UsageError``."""
+    for name, value in choice.items():
+        known("setting", name, dict.fromkeys(sorted(NAMES)))
+        if name == "step_kind":
+            known("step kind", value, KINDS)
+        elif name == "precision":
+            known("precision", value, PRECISIONS)
+        elif name in JOB and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise UsageError(f"{name}={value!r}", "it must be a whole number")
+    Settings.of({name: value for name, value in choice.items() if name in SETTINGS})
+    return choice

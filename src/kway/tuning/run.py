@@ -1,0 +1,196 @@
+"""Tuning of one job on the ranks that will train it: what was chosen before, or what measuring chooses now."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import torch
+from torch import nn
+
+from kway.comm.group import Group
+from kway.data.streams import StreamOrder
+from kway.devices.compilers import missing
+from kway.job import Job
+from kway.launch.status import Status
+from kway.records import Plan
+from kway.step.batchnorm import layers
+from kway.training.parts import training_parts
+from kway.tuning.kept import facts, keep, recall
+from kway.tuning.knobs import Choice, Subject, stages
+from kway.tuning.search import Found, Reading, search
+from kway.tuning.trial import Trials, compiles
+from kway.world import World
+
+# By default at most this part of the expected run, and never more seconds than this.
+PART, MOST_S = 0.05, 60.0
+# Steps of a run of which PART is worth a look: the step as it is takes some forty of them.
+LEAST_STEPS = 2000
+# Steps that are compared: a recorded step is recorded by then, others are the same from the first on.
+COMPARED = {"cuda": 6, "cpu": 2}
+# Seconds of a compilation before one was seen, and by layer; by mode how many times as long.
+FIRST_S = {"cuda": (10.0, 0.6), "cpu": (15.0, 1.0)}
+LONGER = {"searched": 3.0, "max-autotune": 6.0}
+# Of a compilation, where all kernels are there and only the way to them is new.
+AGAIN = 0.5
+# What of a choice makes other kernels.
+KERNELS = ("memory_format", "compile_mode", "attention", "overlap", "precision", "micro_batch")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a run is to be tuned. ``seconds``: at most, ``None`` for the usual part of the run.
+
+    ``step_kind``: the only kind that may be chosen, ``None`` for any; ``allowed``: precisions beside the job's own;
+    ``remembers``: whether an earlier choice under the same conditions counts.
+    """
+
+    seconds: float | None = None
+    step_kind: str | None = None
+    allowed: tuple[str, ...] = ()
+    remembers: bool = True
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """``choice``; ``how``: ``"measured"``, ``"remembered"`` or ``"left"``, with ``why`` where it was left.
+
+    ``seconds`` that it took, ``made``: when it was measured; ``found``: what was looked at, where it was measured now.
+    """
+
+    choice: Choice
+    how: str
+    why: str = ""
+    seconds: float = 0.0
+    made: str = ""
+    found: Found | None = None
+
+
+def tune(
+    world: World,
+    job: Job,
+    plan: Plan,
+    model: nn.Module,
+    wish: Wish,
+    length: tuple[int, int | None],
+    status: Status,
+    say: Callable[[str], None],
+) -> Tuned:
+    """Choose how the steps of a job run, by measurement or from memory. A collective: all ranks get the same answer.
+
+    ``length``: how many epochs the run will take, and how many steps at most. ``say`` is told what goes on.
+    """
+    begun = time.perf_counter()
+    parts = training_parts(replace(job, validation=None))[0]
+    if isinstance(parts.order, StreamOrder):
+        return Tuned({}, "left", "a stream cannot be read twice")
+    job = replace(job, batch_size=parts.order.batch_size)
+    group, own = Group(world.rank, world.size), world
+    if plan.exactness == "bits":
+        job, plan, own = _one_shard(job, plan, world)
+    assert job.batch_size is not None
+    if (parts.order.samples or 0) < job.batch_size:
+        return Tuned({}, "left", "there is no whole batch to measure with")
+    with status.doing("tune"):
+        subject = _subject(job, plan, model, wish, own, None if parts.workers == 0 else parts.workers)
+        known = facts(job, plan, model, subject, own)
+        held = group.objects(recall(known) if wish.remembers and world.is_main else None)[0]
+        if held is not None:
+            return Tuned(held[0], "remembered", made=held[1])
+        steps = (parts.order.steps(0) or 0) * length[0]
+        steps = steps if length[1] is None else min(steps, length[1])
+        if wish.seconds is None and steps < LEAST_STEPS:
+            return Tuned({}, "left", f"a run of fewer than {LEAST_STEPS:,} steps does not repay it")
+        say("measuring which way to run the steps is fastest")
+        compared = COMPARED[torch.device(world.device).type]
+        trials = Trials(own, group, job, plan, model, status, compared)
+        trials.prepare()
+        start = trials.measure({})
+        if start.refused or start.difference:
+            why = start.refused or f"the step does not repeat itself: {start.difference}"
+            return Tuned({}, "left", why, time.perf_counter() - begun)
+        budget = _Budget(trials, subject, begun, start, _seconds(wish, steps, start))
+        subject = replace(subject, waits=trials.waits, attention=trials.attends, forms=trials.forms)
+        found = search(stages(subject), budget.measure, budget.cost, budget.left, start)
+        made = datetime.now(UTC).isoformat(timespec="seconds")
+        if world.is_main:
+            keep(known, found.best, made)
+        return Tuned(found.best, "measured", seconds=time.perf_counter() - begun, made=made, found=found)
+
+
+def _seconds(wish: Wish, steps: int, start: Reading) -> float:
+    """Return how many seconds there are: those asked for, else a part of the run."""
+    if wish.seconds is not None:
+        return wish.seconds
+    return min(MOST_S, PART * steps * start.median_s)
+
+
+def _one_shard(job: Job, plan: Plan, world: World) -> tuple[Job, Plan, World]:
+    """Return a job over one shard's shape on one device: what is chosen there holds for any number of devices."""
+    assert job.batch_size is not None
+    one = replace(plan, strategy="single", layout={}, device_set=[world.device], shards=1)
+    shard = replace(job, batch_size=-(-job.batch_size // plan.shards))
+    # Where a shard is computed on a CPU, it is on one thread.
+    return shard, one, replace(world, rank=0, size=1, local_rank=0, local_size=1, threads=1)
+
+
+def _subject(
+    job: Job, plan: Plan, model: nn.Module, wish: Wish, world: World, workers: int | None
+) -> Subject:
+    device = torch.device(world.device).type
+    parameters = [parameter for _, parameter in model.named_parameters()]
+    share = -(-(job.batch_size or 1) // world.size)
+    whole = plan.exactness == "bits" or (plan.exactness == "math" and bool(layers(model)))
+    return Subject(
+        device=device,
+        ranks=world.size,
+        level=plan.exactness,
+        precision=job.precision,
+        threads=world.threads,
+        step_kind=wish.step_kind,
+        allowed=wish.allowed,
+        compiler=missing(device) is None,
+        images=any(parameter.dim() == 4 for parameter in parameters),
+        parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        workers=workers,
+        micro_batch=min(share, job.micro_batch or share),
+        may_be_cut=device == "cpu" and not whole,
+    )
+
+
+class _Budget:
+    """Seconds that are left, and what trying a choice will take of them. ``begun``: since when they count."""
+
+    def __init__(
+        self, trials: Trials, subject: Subject, begun: float, start: Reading, seconds: float
+    ) -> None:
+        self._trials, self._plain = trials, start.cost_s
+        self._ends = begun + seconds
+        fixed, each = FIRST_S[subject.device]
+        leaves = sum(1 for module in trials.model.modules() if next(module.children(), None) is None)
+        self._compiling = fixed + each * leaves
+        self._made: set[tuple[object, ...]] = set()
+
+    def left(self) -> float:
+        """The seconds that are left by rank 0's clock: all ranks decide alike."""
+        return float(self._trials.group.objects(self._ends - time.perf_counter())[0])
+
+    def cost(self, choice: Choice) -> float:
+        """Seconds that trying a choice takes, about: as much as the step as it is, and what has to be compiled."""
+        if not compiles(choice, self._trials.plan):
+            return self._plain
+        again = AGAIN if _kernels(choice) in self._made else 1.0
+        return self._plain + self._compiling * again * LONGER.get(choice.get("compile_mode", ""), 1.0)
+
+    def measure(self, choice: Choice) -> Reading:
+        """Try a choice, and learn from it how long compiling takes."""
+        reading = self._trials.measure(choice)
+        if compiles(choice, self._trials.plan) and not reading.refused:
+            if not self._made:
+                self._compiling = reading.made_s
+            self._made.add(_kernels(choice))
+        return reading
+
+
+def _kernels(choice: Choice) -> tuple[object, ...]:
+    return tuple(choice.get(name) for name in KERNELS)

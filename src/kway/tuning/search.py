@@ -1,0 +1,139 @@
+"""Coarse to fine within a budget: what is measured next, what wins, and what is left out. It measures nothing."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from kway.tuning.knobs import Choice, Stage
+
+# A candidate wins only by more than this part of the best time so far, and by more than both spread.
+LEAST_GAIN = 0.01
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What trying a choice gave.
+
+    ``step_s``: seconds of a step by window; ``cost_s``: seconds that trying it took, of which ``made_s`` for what is
+    made once (compiling, recording); ``difference``: why it does not agree with the step as it is, or ``""``;
+    ``refused``: why there is no time.
+    """
+
+    step_s: tuple[float, ...] = ()
+    cost_s: float = 0.0
+    made_s: float = 0.0
+    difference: str = ""
+    refused: str = ""
+
+    @property
+    def median_s(self) -> float:
+        """The median over windows."""
+        return median(self.step_s)
+
+    @property
+    def spread(self) -> float:
+        """(largest - smallest) / median over windows, without the largest and the smallest where there are five."""
+        held = sorted(self.step_s)[1:-1] if len(self.step_s) >= 5 else sorted(self.step_s)
+        return (held[-1] - held[0]) / self.median_s
+
+
+@dataclass
+class Row:
+    """One line of the table: a choice, its reading if there is one, and what was decided."""
+
+    stage: str
+    choice: Choice
+    reading: Reading | None
+    verdict: str
+
+
+@dataclass
+class Found:
+    """``best``: the choice that won, ``{}`` for the step as it is; ``rows``: all that was looked at."""
+
+    best: Choice
+    rows: list[Row] = field(default_factory=list)
+
+
+def faster(one: Reading, other: Reading) -> bool:
+    """Whether ``one`` is faster than ``other`` by more than what both are uncertain by."""
+    uncertain = (one.spread * one.median_s + other.spread * other.median_s) / 2
+    return one.median_s < other.median_s - max(LEAST_GAIN * other.median_s, uncertain)
+
+
+def search(
+    stages: Iterable[Stage],
+    measure: Callable[[Choice], Reading],
+    cost: Callable[[Choice], float],
+    left: Callable[[], float],
+    start: Reading,
+) -> Found:
+    """Try the changes of each stage on the best choice so far; keep what is faster and agrees.
+
+    ``measure`` tries a choice; ``cost`` says in how many seconds, about; ``left`` the seconds that are left;
+    ``start``: the reading of the step as it is. What would take longer than is left is not begun. At the end the
+    winner and the step as it is are measured once more, and the winner has to win again.
+    """
+    found, readings = Found({}), {_key({}): start}
+    found.rows.append(Row("", {}, start, ""))
+    best = start
+    for stage in stages:
+        winner, its = found.best, best
+        for change in stage.changes:
+            choice = {**found.best, **change}
+            if _key(choice) in readings:
+                continue
+            needs = cost(choice)
+            if needs > left():
+                verdict = f"not tried: it takes about {needs:.0f} s, {max(0.0, left()):.0f} s are left"
+                found.rows.append(Row(stage.name, choice, None, verdict))
+                continue
+            reading = readings[_key(choice)] = measure(choice)
+            verdict = _verdict(reading, its)
+            found.rows.append(Row(stage.name, choice, reading, verdict))
+            if not verdict:
+                winner, its = choice, reading
+        found.best, best = winner, its
+    if found.best:
+        _confirm(found, measure, cost, left, start)
+    for row in found.rows:
+        if not row.verdict:
+            row.verdict = "chosen" if row.choice == found.best else "slower"
+    return found
+
+
+def _verdict(reading: Reading, best: Reading) -> str:
+    """Return why a choice is not the best one, or ``""``."""
+    if reading.refused:
+        return f"refused: {reading.refused}"
+    if reading.difference:
+        return f"discarded: {reading.difference}"
+    return "" if faster(reading, best) else "slower" if reading.median_s > best.median_s else "no faster"
+
+
+def _confirm(
+    found: Found,
+    measure: Callable[[Choice], Reading],
+    cost: Callable[[Choice], float],
+    left: Callable[[], float],
+    start: Reading,
+) -> None:
+    """Measure the step as it is and the winner again, one after the other: a machine that drifted chose by chance."""
+    if cost({}) + cost(found.best) > left():
+        return
+    before, again = measure({}), measure(found.best)
+    held = bool(before.step_s and again.step_s) and not again.difference
+    # Between both readings of the step as it is, the faster one counts.
+    if held and again.median_s < (1 - LEAST_GAIN) * min(start.median_s, before.median_s):
+        return
+    lost = found.best
+    found.best = {}
+    found.rows.append(Row("once more", lost, again, "no faster than the step as it is, when measured again"))
+    for row in found.rows:
+        if row.choice == lost and not row.verdict:
+            row.verdict = "did not hold"
+
+
+def _key(choice: Choice) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(choice.items()))

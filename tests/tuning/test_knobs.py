@@ -1,0 +1,97 @@
+"""What is tried, and in which order."""
+
+import pytest
+
+from kway.errors import UsageError
+from kway.step.settings import Settings
+from kway.tuning.knobs import NAMES, Subject, check_choice, stages
+
+
+def names(subject):
+    return [stage.name for stage in stages(subject)]
+
+
+def changes(subject):
+    return [dict(change) for stage in stages(subject) for change in stage.changes]
+
+
+def test_a_network_of_images_on_a_gpu_is_tried_whole_first_and_then_piece_by_piece():
+    subject = Subject("cuda", images=True, forms=("foreach", "fused"))
+    assert names(subject) == ["step kind", "memory format", "convolutions", "optimizer", "compile mode"]
+    assert changes(subject)[0] == {
+        "step_kind": "compiled-graph",
+        "optimizer": "fused",
+        "memory_format": "channels_last",
+    }
+
+
+def test_what_several_ranks_add_is_the_reduction():
+    one, two = (Subject("cuda", ranks=ranks, parameter_bytes=10**9) for ranks in (1, 2))
+    assert set(names(two)) - set(names(one)) == {"overlap", "buckets"}
+    small = Subject("cuda", ranks=2, parameter_bytes=10**6)
+    assert "buckets" not in names(small)
+
+
+def test_bits_try_nothing_that_depends_on_the_moment_or_on_the_number_of_ranks():
+    subject = Subject("cuda", ranks=2, level="bits", images=True, forms=("fused",), parameter_bytes=10**9)
+    assert not {"convolutions", "overlap", "buckets"} & {*names(subject)}
+    assert "threads" not in names(Subject("cpu", threads=4, level="bits"))
+
+
+def test_a_named_kind_stays_and_a_missing_compiler_is_not_asked():
+    assert all(
+        change.get("step_kind", "graph") == "graph" for change in changes(Subject("cuda", step_kind="graph"))
+    )
+    kinds = {change.get("step_kind") for change in changes(Subject("cuda", compiler=False, forms=("fused",)))}
+    assert kinds <= {"graph", None}
+    assert "step kind" not in names(Subject("cpu", compiler=False))
+
+
+def test_precisions_only_where_they_are_allowed_and_attention_only_where_there_is_a_kernel():
+    assert not [change for change in changes(Subject("cuda")) if "precision" in change]
+    allowed = Subject("cuda", allowed=("tf32", "bf16"), attention=True)
+    assert changes(allowed)[:2] == [{"precision": "tf32"}, {"precision": "bf16"}]
+    assert "attention" in names(allowed)
+    assert "attention" not in names(Subject("cuda", attention=True))
+
+
+def test_workers_only_where_input_is_waited_for():
+    assert "input" not in names(Subject("cpu", workers=0, waits=0.01))
+    waiting = Subject("cpu", workers=2, waits=0.5)
+    assert [change for change in changes(waiting) if "workers" in change] == [{"workers": 4}, {"workers": 8}]
+
+
+def test_all_that_is_tried_can_be_chosen():
+    for device in ("cpu", "cuda"):
+        subject = Subject(
+            device, 2, threads=4, allowed=("bf16",), images=True, attention=True, forms=("fused", "foreach"),
+            parameter_bytes=10**9, waits=1.0, workers=1, micro_batch=64, may_be_cut=True,
+        )  # fmt: skip
+        for change in changes(subject):
+            check_choice(change)
+        assert {name for change in changes(subject) for name in change} <= NAMES
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"optimiser": "fused"}, "did you mean 'optimizer'"),
+        ({"optimizer": "quick"}, "fused"),
+        ({"step_kind": "fast"}, "eager"),
+        ({"micro_batch": -1}, "whole number"),
+        ({"bucket_mib": 0}, "greater than 0"),
+        ({"threads": 1.5}, "at least 1"),
+        ({"autotune": "yes"}, "true"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_one_error(choice, said):
+    with pytest.raises(UsageError, match=said):
+        check_choice(choice)
+
+
+def test_settings_say_what_is_chosen_and_nothing_else():
+    assert Settings.of({"optimizer": "fused", "overlap": False}).named() == {
+        "optimizer": "fused",
+        "overlap": False,
+    }
+    assert Settings().named() == {}

@@ -1,0 +1,98 @@
+"""The search, on times that are made up."""
+
+import pytest
+
+from kway.tuning.knobs import Stage
+from kway.tuning.search import Reading, faster, search
+
+
+class Machine:
+    """Answers with the time of a choice; ``left`` falls by what each trial costs."""
+
+    def __init__(self, seconds, budget=100.0, cost=1.0, readings=()):
+        self.seconds, self.budget, self.one, self.asked = seconds, budget, cost, []
+        self.readings = dict(readings)
+
+    def measure(self, choice):
+        self.asked.append(choice)
+        self.budget -= self.one
+        key = tuple(sorted(choice.items()))
+        return self.readings.get(key) or Reading((self.seconds(choice),) * 5, self.one)
+
+    def find(self, stages, start=1.0):
+        first = Reading((start,) * 5, self.one)
+        return search(stages, self.measure, lambda choice: self.one, lambda: self.budget, first)
+
+
+A = Stage("a", ({"optimizer": "foreach"}, {"optimizer": "fused"}))
+B = Stage("b", ({"autotune": True},))
+
+
+def of(choice):
+    return 1.0 - 0.2 * (choice.get("optimizer") == "fused") - 0.1 * (choice.get("autotune") is True)
+
+
+def test_the_fastest_of_each_stage_stays_and_the_next_stage_builds_on_it():
+    machine = Machine(of)
+    found = machine.find([A, B])
+    assert found.best == {"optimizer": "fused", "autotune": True}
+    assert machine.asked == [
+        *({"optimizer": form} for form in ("foreach", "fused")),
+        found.best,
+        {},
+        found.best,
+    ]
+    assert [row.verdict for row in found.rows] == ["slower", "no faster", "slower", "chosen"]
+
+
+def test_what_does_not_agree_is_discarded_however_fast_it_is():
+    wrong = Reading((0.1,) * 5, 1.0, difference="weight differs by 1, 1e-06 is allowed")
+    machine = Machine(of, readings={(("optimizer", "fused"),): wrong})
+    found = machine.find([A])
+    assert found.best == {}
+    assert found.rows[2].verdict == "discarded: weight differs by 1, 1e-06 is allowed"
+    assert found.rows[0].verdict == "chosen"
+
+
+def test_what_cannot_run_is_refused_with_its_reason():
+    machine = Machine(of, readings={(("optimizer", "fused"),): Reading(refused="no kernel")})
+    assert machine.find([A]).rows[2].verdict == "refused: no kernel"
+
+
+def test_what_takes_longer_than_is_left_is_not_begun():
+    machine = Machine(of, budget=1.5)
+    found = machine.find([A, B])
+    assert machine.asked == [{"optimizer": "foreach"}]
+    assert [row.verdict.startswith("not tried: it takes about 1 s") for row in found.rows] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert found.best == {}
+
+
+def test_a_gain_within_the_spread_is_none():
+    noisy = Reading((0.9, 0.95, 1.0, 0.85, 0.9), 1.0)
+    assert not faster(noisy, Reading((0.98, 0.93, 0.95, 1.05, 0.9)))
+    assert faster(noisy, Reading((1.2,) * 5))
+    assert not faster(Reading((0.995,) * 5), Reading((1.0,) * 5))
+
+
+def test_a_winner_that_does_not_win_again_is_not_chosen():
+    class Drifting(Machine):
+        def measure(self, choice):
+            reading = super().measure(choice)
+            # The machine was slow while the first reading was taken: all that came later is faster.
+            return reading if choice else Reading((0.5,) * 5, 1.0)
+
+    found = Drifting(of).find([A])
+    assert found.best == {}
+    assert found.rows[-1].verdict == "no faster than the step as it is, when measured again"
+    assert [row.verdict for row in found.rows[:3]] == ["chosen", "no faster", "did not hold"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_spread_leaves_out_the_outermost_of_five(count):
+    reading = Reading((1.0, 1.0, 1.0, 1.0, 9.0)[-count:])
+    assert reading.spread == (0 if count != 2 else 8 / 5)
