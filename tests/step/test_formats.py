@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from kway.step.formats import follow_weights
+from kway.step.losses import rule_for
 
 
 class Seen(nn.Module):
@@ -105,3 +106,13 @@ def test_a_compiler_takes_it_as_part_of_the_model():
     model(images).sum().backward()
     for one, parameter in zip(found, model.parameters(), strict=True):
         torch.testing.assert_close(one, parameter.grad)
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_gradients_of_scores_lie_as_the_scores_do(form):
+    scores = torch.randn(2, 4, 3, 3).contiguous(memory_format=form).requires_grad_()
+    target = torch.randint(4, (2, 3, 3))
+    total, _ = rule_for(nn.CrossEntropyLoss(), torch.device("cpu"))(scores, target, 2)
+    # Not ``grad``, which torch lays out as the leaf: what a model's own backward pass is given.
+    (given,) = torch.autograd.grad(total, scores)
+    assert given.stride() == scores.stride()
