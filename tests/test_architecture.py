@@ -35,8 +35,7 @@ RANK_VARIABLES = {
 ENVIRONMENT_READERS = {"cli", "launch", "devices"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 MUTATORS = {
-    "append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "remove",
-    "discard",
+    "append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "remove", "discard",
 }  # fmt: skip
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
