@@ -42,18 +42,8 @@ with kway.parallel(job) as p:
     for batch in p.batches(0):
         p.step(batch)
 """
-TRAIN = [
-    "train",
-    "line.py:Line",
-    "--data",
-    "line.py:data",
-    "--batch-size",
-    "6",
-    "--epochs",
-    "1",
-    "--out",
-    "run",
-]
+TRAIN = ["train", "line.py:Line", "--data", "line.py:data", "--batch-size", "6", "--epochs", "1"]
+TRAIN += ["--step-kind", "eager", "--out", "run"]
 pytestmark = pytest.mark.usefixtures("forks")
 
 

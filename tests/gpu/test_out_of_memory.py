@@ -57,7 +57,7 @@ def limited(device):
 
 def test_a_full_gpu_is_told_by_part(one):
     with limited(one), pytest.raises(kway.OutOfMemoryError) as caught:
-        kway.train(job(), devices=one, epochs=1)
+        kway.train(job(), devices=one, epochs=1, step_kind="eager")
     error = caught.value
     assert (error.device, error.samples) == (one, SAMPLES)
     assert error.phase in ("forward", "backward")
@@ -75,19 +75,21 @@ def test_a_full_gpu_is_told_by_part(one):
 def test_what_failed_gives_its_memory_back(one):
     with limited(one):
         with pytest.raises(kway.OutOfMemoryError) as caught:
-            kway.train(job(), devices=one, epochs=1)
+            kway.train(job(), devices=one, epochs=1, step_kind="eager")
         # The error itself is still there: a notebook keeps the last one.
         gc.collect()
         assert torch.cuda.memory_allocated(one) < LIMIT // 4
-        run = kway.train(job(micro_batch=SAMPLES // 16), devices=one, epochs=1)
+        run = kway.train(job(micro_batch=SAMPLES // 16), devices=one, epochs=1, step_kind="eager")
     assert caught.value.samples == SAMPLES
     assert run.record.steps == 1
 
 
 def test_a_run_is_adapted_to_a_gpu(one):
-    run = kway.train(job(model=partial(Wide, limits=True)), devices=one, epochs=2, on_oom="adapt")
+    run = kway.train(
+        job(model=partial(Wide, limits=True)), devices=one, epochs=2, on_oom="adapt", step_kind="eager"
+    )
     found = run.record.job["micro_batch"]
     assert SAMPLES // 64 <= found <= SAMPLES // 2
-    own = kway.train(job(micro_batch=found), devices=one, epochs=2)
+    own = kway.train(job(micro_batch=found), devices=one, epochs=2, step_kind="eager")
     for name, value in own.model.state_dict().items():
         torch.testing.assert_close(run.model.state_dict()[name].cpu(), value.cpu(), rtol=1e-5, atol=1e-6)
