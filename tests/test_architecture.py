@@ -36,13 +36,12 @@ RANK_VARIABLES = {
 ENVIRONMENT_READERS = {"cli", "launch", "devices"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 MUTATORS = {
-    "append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "remove",
-    "discard",
+    "append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "remove", "discard",
 }  # fmt: skip
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
-    "ReplicaError", "__version__", "tune",
+    "ReplicaError", "OutOfMemoryError", "__version__", "tune",
 }  # fmt: skip
 
 Problems = list[str]

@@ -10,7 +10,10 @@
     ``MispairedError``: ranks took other batches, or called other collectives, than each other.
     ``ReplicaError``: the copies of the weights that ranks hold differ, in numbers, shapes or names.
     ``StoppedError``: the run was asked to stop, and left a checkpoint. Exit code 75.
+    ``OutOfMemoryError``: a device had no room for what a step asked of it. Carries the memory by part.
 """
+
+from collections.abc import Mapping
 
 
 def text_of(error: BaseException) -> str:
@@ -93,6 +96,45 @@ class StoppedError(KwayError):
     """The run was asked to stop, did so after a whole step, and can be gone on with. Exit code 75."""
 
     exit_code = 75
+
+
+class OutOfMemoryError(KwayError):
+    """A device ran out of memory. The message says where, what lay there by part, and what would fit.
+
+    ``rank`` and ``device`` (as torch spells it) ran out in ``phase``: ``start``, ``input``, ``forward``, ``backward``,
+    ``reduction``, ``update``, ``step`` (another part of one), ``evaluation`` or ``reference``. ``samples``: the most
+    that were computed at once there. ``memory``: bytes by name. ``fits``: how many samples at once fit by what was
+    measured, ``None`` where that says nothing.
+    """
+
+    def __init__(
+        self,
+        got: str,
+        need: str = "",
+        do: str = "",
+        *,
+        rank: int = 0,
+        device: str = "cpu",
+        phase: str = "step",
+        samples: int = 0,
+        memory: Mapping[str, int] | None = None,
+        fits: int | None = None,
+    ) -> None:
+        super().__init__(got, need, do)
+        self.rank, self.device, self.phase, self.samples = rank, device, phase, samples
+        self.memory, self.fits = dict(memory or {}), fits
+
+    @property
+    def is_by_samples(self) -> bool:
+        """Whether fewer samples at once need less there. Optimizer, weights and their gradients do not, and the batches
+        of a step are brought to the device together.
+        """
+        return self.phase in ("forward", "backward", "step", "evaluation") and self.samples > 1
+
+    def __str__(self) -> str:
+        # Tables and lists read better below each other.
+        parts = [self.got, *(part for part in (self.need, self.do) if part)]
+        return "\n".join(parts)
 
 
 class RankError(KwayError):

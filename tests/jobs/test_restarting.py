@@ -46,7 +46,7 @@ def tries(error):
 
     where = place("cpu:3", "auto", "math", 8)
     with contextlib.suppress(RankError):
-        run_again(where, once, Restarts(1), 8, lambda event: None, StopRequest())
+        run_again(where, once, Restarts(1), 8, lambda text: None, StopRequest())
     return started
 
 

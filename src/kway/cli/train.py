@@ -95,6 +95,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-devices", type=int, default=1, metavar="N", help="fewest devices to go on with (default 1)"
     )
+    parser.add_argument(
+        "--on-oom",
+        default="error",
+        metavar="WAY",
+        help="when memory runs out: error ends the run and says what lay there; adapt starts it again from the last "
+        "complete checkpoint, with half as many samples at once (--micro-batch) and the same global batch (default "
+        "error)",
+    )
     options.stall(parser)
     options.output(parser, "records, curves, logs and weights")
 
@@ -209,6 +217,7 @@ def run(args: argparse.Namespace) -> int:
                 resume=args.resume_from or args.resume,
                 max_restarts=args.max_restarts,
                 min_devices=args.min_devices,
+                on_oom=args.on_oom,
                 stall_timeout=args.stall_timeout,
             )
     finally:

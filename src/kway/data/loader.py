@@ -1,7 +1,7 @@
 """One rank's share of every global batch of an epoch."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -40,6 +40,7 @@ class Loader:
 
     ``device``: where the batches are wanted. On a GPU, data in memory stays there where it fits; other batches are
     copied there ahead of their step. ``placement`` says which, from the first epoch on. The bits are the same.
+    ``around``: what shares pass through while they are read.
 
     ``compare`` compares a number over the ranks. It is called once an epoch of a user's sampler and once a batch
     of a stream, to see that all ranks read the same: reading these is a collective. ``shapes``: in what shapes the
@@ -75,6 +76,7 @@ class Loader:
         self._turn = 0
         self._placed: Placed | None = None
         self._lane: Lane | None = None
+        self.around: Callable[[Iterator[Share]], Iterator[Share]] = iter
 
     def steps(self, epoch: int) -> int | None:
         """Return the number of global batches in an epoch, the same on every rank; ``None``: not known before."""
@@ -122,7 +124,7 @@ class Loader:
 
     def _guarded(self, shares: Iterator[Share], turn: int) -> Iterator[Share]:
         """Pass shares on, until another epoch was begun: worker processes answer for one epoch at a time."""
-        for share in shares:
+        for share in self.around(shares):
             self.shapes.take(share)
             yield share
             if turn != self._turn:

@@ -115,6 +115,29 @@ def _system_memory(root: Path) -> tuple[int, int]:
     return total, free
 
 
+def memory(root: Path = ROOT) -> tuple[int, int]:
+    """Return (total, available) bytes of memory; a control group's limit counts as the total."""
+    total, available = _system_memory(root)
+    limit = memory_limit(root)
+    if limit is not None:
+        total, available = min(total, limit.limit), min(available, limit.available)
+    return total, available
+
+
+def resident(root: Path = ROOT) -> tuple[int, int] | None:
+    """Return (now, at most so far) bytes of this process in memory, where the system says so."""
+    found = {}
+    try:
+        with (root / "proc/self/status").open() as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key in ("VmRSS", "VmHWM"):
+                    found[key] = int(value.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return (found["VmRSS"], found["VmHWM"]) if len(found) == 2 else None
+
+
 def describe(root: Path = ROOT) -> dict[str, Any]:
     """Describe processors and memory; ``root`` is where ``/proc`` and ``/sys`` are found.
 
@@ -122,10 +145,7 @@ def describe(root: Path = ROOT) -> dict[str, Any]:
     (processors' worth of time, or ``None``), ``usable`` (see ``usable_cores``), ``memory_total`` and
     ``memory_available`` in bytes (a control group's limit counts as the total).
     """
-    total, available = _system_memory(root)
-    limit = memory_limit(root)
-    if limit is not None:
-        total, available = min(total, limit.limit), min(available, limit.available)
+    total, available = memory(root)
     return {
         "model": model(root),
         "cores": _physical_cores(root),

@@ -23,6 +23,7 @@ from kway.proving.reference import Reference, Snapshot
 from kway.proving.shard_reference import ShardReference
 from kway.step.deterministic import bits_hold_within, deterministic
 from kway.step.gather import WholeBatch
+from kway.step.out_of_memory import Memory
 from kway.step.precision import precision_of
 from kway.step.presence import Presence
 from kway.step.storage import to_bytes
@@ -204,7 +205,9 @@ def _run(
     snapshots = []
     batch = WholeBatch(Group(), Presence(), shards)
     flags = precision_of(case.job.precision).flags()
-    with without_dropout(case.model) as silenced, flags, batch.current():
+    memory = Memory(case.job, case.model, case.home, rank=0)
+    memory.held_by(reference.optimizer)
+    with without_dropout(case.model) as silenced, flags, batch.current(), memory.explains("reference"):
         for step, snapshot in enumerate(reference.steps(orders)):
             candidate.before_file(case.scratch, step).write_bytes(to_bytes(snapshot.before))
             snapshots.append(replace(snapshot, before={}))

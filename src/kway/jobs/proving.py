@@ -15,7 +15,7 @@ from kway.data.parts import Parts
 from kway.data.stream_reader import held
 from kway.devices.select import parse_list, warnings
 from kway.devices.topology import discover
-from kway.errors import KwayError, RefusedError, UsageError
+from kway.errors import KwayError, OutOfMemoryError, RefusedError, UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_given
 from kway.jobs.folder import claimed
@@ -275,6 +275,9 @@ def _row(case: Case, judge: Judge, text: str, chosen: list[str], level: str, run
     )
     try:
         return {**row, **judge.compare(layout, lambda spec: run(where, spec))}
+    except OutOfMemoryError:
+        # It says nothing about what was to be proved.
+        raise
     except KwayError as error:
         return {**row, "equal": "no", "reason": str(error)}
 

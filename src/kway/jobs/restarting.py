@@ -1,10 +1,14 @@
-"""A run whose ranks die is started again on the devices that are left, from the last complete checkpoint."""
+"""A run is started again from the last complete checkpoint: on the devices that are left when ranks die, with fewer
+samples at once when memory runs out.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
-from kway.errors import RankError, StallError, UsageError
+from kway.errors import OutOfMemoryError, RankError, RefusedError, StallError, UsageError
+from kway.jobs.adapting import Adapting
 from kway.jobs.place import Place, choose, rank_threads
 from kway.world import StopRequest
 
@@ -65,27 +69,37 @@ def run_again(
     once: Callable[[Place, int], list[Any]],
     restarts: Restarts,
     shards: int,
-    tell: Callable[[dict[str, Any]], None],
+    note: Callable[[str], None],
     stop: StopRequest,
-) -> tuple[list[Any], Place, list[str]]:
-    """Call ``once(place, number)`` until it ends well; return its results, where they came from, and notices.
+    adapting: Adapting | None = None,
+) -> tuple[list[Any], Place]:
+    """Call ``once(place, number)`` until it ends well; return its results, and where they came from.
 
-    ``number`` counts the restarts from 0. A rank that died, stalled or lost its device leads to another try; what the
-    user's code raises would be raised again, and so would kway's own errors. Nothing is started once ``stop`` is
-    set. Raises the ``RankError`` that was one too many, or left too few devices.
+    ``note`` takes a line for the user on what happened and what changes. ``number`` counts what was started before. A
+    rank that died, stalled or lost its device leads to another try; what the user's code raises would be raised again,
+    and so would kway's own errors, but for memory that ran out where ``adapting`` can. Nothing is started once ``stop``
+    is set. Raises the ``RankError`` that was one too many, or left too few devices.
     """
-    notices: list[str] = []
-    for number in range(restarts.most + 1):
+    lost = 0
+    for number in count():
         try:
-            return once(where, number), where, notices
+            return once(where, number), where
+        except OutOfMemoryError as error:
+            if adapting is None or stop.by:
+                raise
+            note(adapting.smaller(error, where.plan))
+        except RefusedError as refused:
+            if adapting is None:
+                raise
+            raise adapting.refused(refused) from refused
         except RankError as error:
             left = where.plan.devices - 1
-            if number == restarts.most or left < restarts.least or stop.by or not _is_death(error):
+            if lost == restarts.most or left < restarts.least or stop.by or not _is_death(error):
                 raise
+            lost += 1
             where = without(where, error.rank, shards)
             devices = f"{left} device{'' if left == 1 else 's'}"
-            notices.append(
+            note(
                 f"restarted on {devices} ({', '.join(where.plan.device_set)}): {error.headline.splitlines()[0]}"
             )
-            tell({"event": "warning", "text": notices[-1]})
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("a try that is not followed by another one returns or raises")

@@ -16,6 +16,7 @@ from torch import nn
 from kway.checkpoints.reading import Checkpoint, open_checkpoint
 from kway.errors import KwayError, UsageError
 from kway.job import Job
+from kway.jobs.adapting import adapting_of
 from kway.jobs.arguments import check_given, functions_of
 from kway.jobs.folder import claimed, is_there
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
@@ -73,12 +74,20 @@ class Run:
 
 @dataclass
 class _Listeners:
-    """Hands a run's events to ``callbacks``. ``seen``: their names; ``begun``: the saves begun since ``stop``."""
+    """Hands a run's events to ``callbacks``. ``seen``: their names; ``begun``: the saves begun since ``stop``;
+    ``told``: what was said of the run beside what its ranks say.
+    """
 
     callbacks: tuple[Callback, ...]
     stop: StopRequest
     seen: set[str] = field(default_factory=set)
     begun: list[int] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Warn of something, and keep it for the record."""
+        self.told.append(text)
+        self({"event": "warning", "text": text})
 
     def __call__(self, event: dict[str, Any]) -> None:
         name = event["event"]
@@ -114,6 +123,7 @@ def train(
     resume: bool | Path | str = False,
     max_restarts: int = 0,
     min_devices: int = 1,
+    on_oom: str = "error",
     stall_timeout: str | float | timedelta | None = None,
     echo: bool = True,
     ranks: Any = None,
@@ -143,6 +153,10 @@ def train(
     complete checkpoint. With ``out``, SIGTERM and SIGUSR1 let all ranks stop after the same step and leave a
     checkpoint; a second one ends the run at once.
 
+    ``on_oom="adapt"``: where memory runs out, the run is started again in the same way with half as many samples at
+    once (``Job.micro_batch``), down to 1, and the same global batch: from the last complete checkpoint, or the
+    beginning. Refused where that would change the result. The run has processes of its own, also on one device.
+
     ``stall_timeout``: like ``"90s"``, ``"5min"`` or seconds: a rank that the others wait for and that makes no
     progress for so long ends the run, with its step, phase and stack; ``None`` waits as long as torch does.
 
@@ -151,9 +165,9 @@ def train(
     ``notice``, ``warning``, ``end``. ``echo``: whether what
     ranks print is shown. ``ranks``: CPU ranks that are already started.
 
-    Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``StoppedError`` where the run
-    was asked to stop; ``RankError`` where a rank fails, ``StallError`` where one makes no progress; inside one
-    device, what the user's code raises.
+    Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``OutOfMemoryError``;
+    ``StoppedError`` where the run was asked to stop; ``RankError`` where a rank fails, ``StallError`` where one makes
+    no progress; inside one device, what the user's code raises.
     """
     check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
@@ -182,6 +196,7 @@ def train(
     parts, held = training_parts(job)
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
+    adapting = adapting_of(on_oom, job, model, where, parts.order)
     spec = replace(spec, facts=facts_of(job, parts, where.plan, model), made=made_before(job))
 
     def long_enough(checkpoint: Checkpoint) -> None:
@@ -194,25 +209,40 @@ def train(
         # First: a run that is at work there may remove what would be found.
         folder = _folder(stack, where, out, resume)
         found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
-        spec = replace(spec, resume=None if found is None else str(found), told=(*where.notices, *told))
         if out is not None:
             stack.enter_context(says_what_is_there(folder, stop, tell.begun))
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
         spec = replace(
-            spec, job=sent, folder=str(folder), subject=subject_of(job, spec.facts, model, parts, held)
+            spec,
+            job=sent,
+            folder=str(folder),
+            subject=subject_of(job, spec.facts, model, parts, held),
+            resume=None if found is None else str(found),
+            told=(*where.notices, *told),
         )
-        started = where.starts_ranks
+        # What ran out of memory is free of it for certain when its process has ended.
+        started = where.starts_ranks or adapting.is_on
 
         def once(where: Place, number: int) -> list[Any]:
             now = spec
             if number:
                 newer, lines = find(folder, True, spec.facts, model, long_enough)
                 resume_from = str(newer) if newer is not None else spec.resume
-                now = replace(spec, plan=where.plan, resume=resume_from, told=())
-                for line in [*lines, f"goes on from {now.resume or 'the beginning'}"]:
-                    told.append(line)
-                    tell({"event": "warning", "text": line})
+                now = replace(
+                    spec,
+                    job=adapting.job(sent),
+                    plan=where.plan,
+                    resume=resume_from,
+                    told=(),
+                    subject=adapting.record(spec.subject),
+                )
+                # Without a folder of the user's there is nothing that could be missed.
+                for line in [
+                    *(lines if out is not None else []),
+                    f"goes on from {now.resume or 'the beginning'}",
+                ]:
+                    tell.note(line)
             logs = _made(folder / "logs") if out is not None else None
             # On one device that is left a process of its own is started too: what killed the rank may come again.
             with _gone_if_refused(logs, tell.seen):
@@ -222,7 +252,8 @@ def train(
                     on_event=tell,
                     logs=logs,
                     echo=echo,
-                    ranks=ranks,
+                    # Those that were handed in are gone with a start that failed.
+                    ranks=ranks if getattr(ranks, "alive", True) else None,
                     stop=stop,
                     apart=True,
                     stall_timeout=stall,
@@ -231,8 +262,7 @@ def train(
         if started:
             # Without a folder it is kway that takes the signal, to end the ranks first; on one device nobody does.
             with asked_to_stop(stop) if out is not None else says_that_nothing_is_there():
-                results, where, more = run_again(where, once, restarts, shards, tell, stop)
-            told = [*told, *more]
+                results, where = run_again(where, once, restarts, shards, tell.note, stop, adapting)
         else:
             # Ranks of their own have a copy of the loss as well: a callback that changes a module changes nothing.
             own = replace(spec, job=replace(sent, loss=_own(job.loss)))
@@ -241,7 +271,7 @@ def train(
             )
         record: Training
         record, average, made = results[0]
-        record = replace(record, notices=[*where.notices, *told, *record.notices])
+        record = replace(record, notices=[*where.notices, *told, *tell.told, *record.notices])
         if out is not None and where.is_main:
             _keep(record, folder)
         if started:

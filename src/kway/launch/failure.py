@@ -80,10 +80,14 @@ def of_exception(rank: int, error: BaseException) -> Failure:
             kept = dump(error)
         except Exception:  # an error that cannot travel is still reported, by its text
             kept = None
-    lines = traceback.format_exception(without_own_frames(error))
+    lines = "".join(traceback.format_exception(without_own_frames(error)))
     cause = line_of(error) + _of_loader(rank, error)
     whole, kind = text_of(error), type(error).__name__
-    return Failure(rank, when, 1, cause, kind, "".join(lines), kept, _is_loss(error), words=whole)
+    if kept is not None:
+        # All of the message follows by itself: a table once is enough.
+        before, _, after = lines.rpartition(whole)
+        lines = f"{before}{whole.partition(chr(10))[0]}{after}"
+    return Failure(rank, when, 1, cause, kind, lines, kept, _is_loss(error), words=whole)
 
 
 def _is_loss(error: BaseException) -> bool:

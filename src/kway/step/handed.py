@@ -5,6 +5,23 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from kway.step.gradients import dense
+
+
+def held_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, torch.Tensor]:
+    """Return copies of an optimizer's tensors and numbers as ``NAME/KEY``, dense tensors on the CPU."""
+    found = {}
+    for name, parameter in parameters.items():
+        for entry, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, int | float):
+                wide = torch.float64 if isinstance(value, float) else None
+                found[f"{name}/{entry}"] = torch.tensor(value, dtype=wide)
+            elif isinstance(value, torch.Tensor):
+                found[f"{name}/{entry}"] = dense(value.detach()).cpu().clone()
+    return found
+
 
 @torch.no_grad()
 def load_state(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,11 +25,12 @@ from kway.step.checkpointing import buffers_kept
 from kway.step.core import Outcome
 from kway.step.deterministic import bits_hold_within
 from kway.step.gradients import dense
-from kway.step.handed import load_state
+from kway.step.handed import held_state, load_state
 from kway.step.inputs import move
 from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.modes import begin_training, modes_of, set_modes
 from kway.step.open_jobs import OpenJob, open_jobs, opened
+from kway.step.out_of_memory import Memory, explained
 from kway.step.pieces import piece_bytes
 from kway.step.precision import cast, precision_of
 from kway.step.scripted import check_scripted, scripted
@@ -40,6 +42,7 @@ from kway.step.telling import EACH_STEP, Telling
 from kway.strategies.base import Part
 from kway.strategies.layout import axes, check_level, check_model
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
+from kway.strategies.micro_batches import why_whole
 from kway.world import World
 
 
@@ -80,7 +83,10 @@ class Engine:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.precision = precision_of(job.precision)
-        self.model = begin_training(cast(model, self.precision.floating).to(self.device))
+        whole = partial(why_whole, job, model, layout, level, batch_size, shards)
+        self.memory = Memory(job, model, self.device, world.rank, level, shards, trains, whole)
+        with self.memory.explains("start"):
+            self.model = begin_training(cast(model, self.precision.floating).to(self.device))
         self.status = Status() if status is None else status
         self.mesh = Mesh(layout, world.rank, world.size, self.status.waiting)
         self.part = Part(
@@ -115,14 +121,16 @@ class Engine:
             self._scripted = scripted(self.model) if cut else []
             # Modes are set by now.
             check_scripted(self._scripted, trains)
-            self.optimizer: torch.optim.Optimizer = settings.prefer(make_optimizer(job, self.model))
-            self._step = self._level.open(self.part, self.optimizer)
+            with self.memory.explains("start"):
+                self.optimizer: torch.optim.Optimizer = settings.prefer(make_optimizer(job, self.model))
+                self._step = self._level.open(self.part, self.optimizer)
             if self._step.kept is not None:
                 self.part.opened.callback(self._step.kept.close)
             # At level bits code is cut only where that was chosen: one device, with nothing to hide, must round alike.
             hides = self.part.batch_group.size > 1 and level != "bits"
             pieces = piece_bytes(settings, self.device, hides)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened, settings, pieces)
+            self.memory.opened(self._step, self.part.reducer, self._runner)
         except BaseException:
             self.close()
             raise
@@ -156,6 +164,7 @@ class Engine:
         """What the model has made since it was built, by name: see ``kway.step.made``."""
         return self._step.made()
 
+    @explained("start")
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint's weights and state. Raises ``UsageError`` where they do not fit."""
         load_parts(self._step, checkpoint)
@@ -205,7 +214,8 @@ class Engine:
         """Take one optimizer step over the global batch, of which ``share`` is this rank's part."""
         # A loop may change modes between steps.
         check_scripted(self._scripted)
-        return self._runner.run(share, step, tally)
+        with self.memory.explains("step", share):
+            return self._runner.run(share, step, tally)
 
     def draw_alike(self, step: int) -> None:
         """Let what follows ``step`` steps draw the same numbers on all ranks, however the last one was taken."""
@@ -219,7 +229,7 @@ class Engine:
 
     def loader(self, parts: Parts) -> Loader:
         """Make a loader of this rank's shares of ``parts``."""
-        return Loader(
+        loader = Loader(
             parts,
             rank=self.part.place,
             size=self.part.shares,
@@ -229,6 +239,7 @@ class Engine:
             compare=self._compare,
             device=self.device,
         )
+        return self.memory.fed(loader)
 
     def _compare(self, number: int) -> list[int]:
         """Return the number that each rank of the batch gave, in rank order. A collective."""
@@ -258,6 +269,7 @@ class Engine:
         return self.part.place if self._level.shards(self.part.shards) is None else self.rows[place]
 
     @torch.no_grad()
+    @explained("evaluation")
     def evaluate(self, shares: Any) -> dict[str, float]:
         """Return ``loss`` (where there is one) and every metric over all samples, each counted once."""
         names = ["loss", *self.job.metrics]
@@ -276,6 +288,7 @@ class Engine:
         return values
 
     @torch.no_grad()
+    @explained("evaluation")
     def outputs(self, shares: Any) -> Generator[tuple[Any, Any], None, None]:
         """Yield (data set indices, output on the CPU) of this rank's part of every batch. To be closed."""
         cpu = torch.device("cpu")
@@ -363,15 +376,7 @@ class Engine:
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Return copies of the optimizer's tensors and numbers as ``NAME/KEY``, dense tensors on the CPU."""
-        found = {}
-        for name, parameter in self.model.named_parameters():
-            for entry, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, int | float):
-                    wide = torch.float64 if isinstance(value, float) else None
-                    found[f"{name}/{entry}"] = torch.tensor(value, dtype=wide)
-                elif isinstance(value, torch.Tensor):
-                    found[f"{name}/{entry}"] = dense(value.detach()).cpu().clone()
-        return found
+        return held_state(self.optimizer, dict(self.model.named_parameters()))
 
     def load(self, state: Mapping[str, torch.Tensor], optimizer: Mapping[str, torch.Tensor]) -> None:
         """Take over what ``state`` and ``optimizer_state`` gave. What the optimizer holds beyond it is dropped, and

@@ -49,8 +49,7 @@ class Loop:
     """One rank's run of a training job. ``emit`` takes events, and is called on rank 0 only.
 
     ``stop``: where it is set, all ranks stop after one step and leave a checkpoint. ``told_every``: in one of how many
-    steps ranks compare the collectives they called (``None``: as seldom as that costs something), and always before
-    their numbers are relied on.
+    steps ranks compare their collectives (``None``: as seldom as that costs something), and before numbers are used.
     """
 
     world: World
@@ -89,6 +88,7 @@ class Loop:
             telling=Telling(told_every, self._looks_after),
             settings=Settings.of(plan.settings),
         )
+        self.engine.memory.adapts = self.world.origin != "env"
         # As it begins: a schedule changes the rate later.
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
         self.loader = self.engine.loader(train)
