@@ -101,7 +101,7 @@ def test_an_error_in_a_callback_ends_the_run(ranks, size):
             raise KeyError("enough")
 
     with pytest.raises(KeyError, match="enough"):
-        train(ranks, job_of(), size, callbacks=[stop], epochs=1000)
+        train(ranks, job_of(), size, callbacks=[stop], epochs=1000, tune=False)
 
 
 @pytest.mark.parametrize("size", [1, 2])
