@@ -149,7 +149,10 @@ def test_no_budget_is_left_means_that_nothing_more_is_tried(monkeypatch):
     monkeypatch.setattr("kway.tuning.run.LEAST_STEPS", 4)
     run = kway.train(job(), devices="cpu:1", epochs=1)
     # A twentieth of four steps.
-    assert (run.record.tuned["how"], run.record.settings) == ("measured", {})
+    assert (run.record.tuned["how"], run.record.settings) == ("left", {})
+    assert "22 steps" in run.record.tuned["why"]
+    asked = kway.tune(job(), devices="cpu:1", seconds=1e-9)
+    assert (asked.how, asked.rows) == ("left", [])
 
 
 class Stream(torch.utils.data.IterableDataset):

@@ -104,12 +104,15 @@ def tune(
         say("measuring which way to run the steps is fastest")
         compared = COMPARED[torch.device(world.device).type]
         trials = Trials(own, group, job, plan, model, status, compared)
-        trials.prepare()
+        needs = trials.steps_before_first
+        if not trials.prepare(lambda step_s: needs * step_s < _seconds(wish, steps, step_s)):
+            why = f"{needs} steps, which come before anything else, would take longer than there is time"
+            return Tuned({}, "left", why, time.perf_counter() - begun)
         start = trials.measure({})
         if start.refused or start.difference:
             why = start.refused or f"the step does not repeat itself: {start.difference}"
             return Tuned({}, "left", why, time.perf_counter() - begun)
-        budget = _Budget(trials, subject, begun, start, _seconds(wish, steps, start))
+        budget = _Budget(trials, subject, begun, start, _seconds(wish, steps, start.median_s))
         subject = replace(subject, waits=trials.waits, attention=trials.attends, forms=trials.forms)
         found = search(stages(subject), budget.measure, budget.cost, budget.left, start)
         made = datetime.now(UTC).isoformat(timespec="seconds")
@@ -118,11 +121,11 @@ def tune(
         return Tuned(found.best, "measured", seconds=time.perf_counter() - begun, made=made, found=found)
 
 
-def _seconds(wish: Wish, steps: int, start: Reading) -> float:
+def _seconds(wish: Wish, steps: int, step_s: float) -> float:
     """Return how many seconds there are: those asked for, else a part of the run."""
     if wish.seconds is not None:
         return wish.seconds
-    return min(MOST_S, PART * steps * start.median_s)
+    return min(MOST_S, PART * steps * step_s)
 
 
 def _one_shard(job: Job, plan: Plan, world: World) -> tuple[Job, Plan, World]:

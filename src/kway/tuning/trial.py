@@ -3,7 +3,7 @@
 import copy
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -67,6 +67,7 @@ class Trials:
     waits: float = 0.0
     attends: bool = False
     forms: tuple[str, ...] = ()
+    _step_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Keep the user's loss out of it: a module may count."""
@@ -74,9 +75,21 @@ class Trials:
         if isinstance(self.job.loss, nn.Module):
             self.job = replace(self.job, loss=copy.deepcopy(self.job.loss))
 
-    def prepare(self) -> None:
-        """Take the compared steps as they are, to compare with. Raises what the user's code raises. A collective."""
-        self.standards[self.job.precision] = self._standard(self.job.precision)
+    def prepare(self, enough: Callable[[float], bool]) -> bool:
+        """Take the compared steps as they are, to compare with; return whether it was worth it. A collective.
+
+        ``enough`` is asked, with the seconds of a step, whether there is time for the rest: some
+        ``steps_before_first`` steps. Raises what the user's code raises.
+        """
+        found = self._standard(self.job.precision, enough)
+        if found is not None:
+            self.standards[self.job.precision] = found
+        return found is not None
+
+    @property
+    def steps_before_first(self) -> int:
+        """How many steps are taken before the first candidate is, at least, when one trace is there."""
+        return (ORDERS + 1) * self.compared + 4 + 2 * WINDOWS
 
     def measure(self, choice: Choice) -> Reading:
         """Try a choice. What cannot run, or does not agree, says so in the reading. A collective."""
@@ -98,7 +111,9 @@ class Trials:
     def _tried(self, choice: Choice) -> Reading:
         precision = str(choice.get("precision", self.job.precision))
         if precision not in self.standards:
-            self.standards[precision] = self._standard(precision)
+            found = self._standard(precision, lambda _: True)
+            assert found is not None
+            self.standards[precision] = found
         with ExitStack() as opened:
             begun = time.perf_counter()
             engine, shares = self._open(choice, opened)
@@ -142,16 +157,25 @@ class Trials:
         """Take the compared steps and return what they left."""
         tally = _tally(engine)
         steps = zip(range(self.compared), shares, strict=False)
-        outcomes = [engine.step(share, step, tally) for step, share in steps]
+        outcomes, since = [], time.perf_counter()
+        for step, share in steps:
+            outcomes.append(engine.step(share, step, tally))
+            if step == 0 and self.compared > 1:
+                # The first one pays for what happens once.
+                since = self._synchronised()
         losses = tuple(float(outcome.loss) for outcome in outcomes)
+        self._step_s = (time.perf_counter() - since) / max(1, self.compared - 1)
         tensors = {name: value.detach().to("cpu", copy=True) for name, value in engine.state().items()}
         for name, parameter in engine.model.named_parameters():
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 tensors[f"gradient of {name}"] = parameter.grad.detach().to("cpu", copy=True)
         return Trace(losses, tensors)
 
-    def _standard(self, precision: str) -> Standard:
-        """Take the compared steps as they are, at one precision, over the batches and over them in other orders."""
+    def _standard(self, precision: str, enough: Callable[[float], bool]) -> Standard | None:
+        """Take the compared steps as they are, at one precision, over the batches and over them in other orders.
+
+        ``None`` where ``enough`` says after the first ones that there is no time for the others.
+        """
         traces = []
         own = {} if precision == self.job.precision else {"precision": precision}
         parts = self._parts(self.job)
@@ -175,6 +199,8 @@ class Trials:
                     traces.append(self._trace(engine, shares))
                 self.attends |= calls.seen
                 self.forms = tuple(form for form in OPTIMIZER_FORMS if takes_form(engine.optimizer, form))
+            if not order and not enough(self.group.objects(self._step_s)[0]):
+                return None
         return standard(traces[0], traces[1:], precision)
 
     def _windows(self, engine: Engine, shares: Iterator[Share]) -> tuple[list[float], float]:
