@@ -11,7 +11,7 @@ import kway
 G = torch.Generator().manual_seed(0)
 DATA = torch.randn(30, 1, 6, 6, generator=G), torch.arange(30) % 3
 SETTINGS = [
-    {"memory_format": "channels_last", "optimizer": "fused", "bucket_mib": 0.0005, "threads": 1},
+    {"memory_format": "channels_last", "optimizer": "fused", "bucket_mib": 0.0005},
     {"memory_format": "contiguous", "optimizer": "foreach"},
 ]
 

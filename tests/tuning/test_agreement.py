@@ -26,7 +26,8 @@ def test_what_the_step_differs_by_from_itself_widens_what_is_allowed():
 
 def test_a_narrow_precision_allows_its_own_rounding_and_no_sign():
     own = standard(trace(), [trace()], "bf16")
-    assert own.difference(trace(weight=1.05, loss=1.05)) == ""
+    assert own.difference(trace(weight=1.05, loss=1.02)) == ""
+    assert own.difference(trace(loss=1.05)) != ""
     assert own.difference(trace(weight=-1.0)) != ""
 
 
@@ -37,3 +38,16 @@ def test_nan_agrees_with_nan_alone_and_a_missing_tensor_with_nothing():
     assert "weight is not" in standard(trace(), [trace()], "fp32").difference(
         Trace((1.0,), {"counter": torch.tensor(3)})
     )
+
+
+def test_infinite_noise_lets_nothing_pass():
+    broken = standard(trace(), [trace(weight=float("inf"))], "fp32")
+    assert broken.difference(trace()) == ""
+    assert broken.difference(trace(weight=float("inf"))) != ""
+
+
+def test_what_is_kept_may_round_when_it_is_written():
+    own = Trace((1.0,), {"weight": torch.tensor([1e-6])}, {"weight": 1.0})
+    alike = standard(own, [own], "fp32")
+    assert alike.difference(Trace((1.0,), {"weight": torch.tensor([1e-6 + 2**-23])})) == ""
+    assert alike.difference(Trace((1.0,), {"weight": torch.tensor([0.0])})) != ""

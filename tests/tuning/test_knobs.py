@@ -61,6 +61,13 @@ def test_workers_only_where_input_is_waited_for():
     assert [change for change in changes(waiting) if "workers" in change] == [{"workers": 4}, {"workers": 8}]
 
 
+def test_what_the_user_has_chosen_is_left():
+    subject = Subject(
+        "cpu", images=True, forms=("fused",), threads=4, named=frozenset({"memory_format", "threads"})
+    )
+    assert {name for change in changes(subject) for name in change} == {"optimizer", "step_kind"}
+
+
 def test_all_that_is_tried_can_be_chosen():
     for device in ("cpu", "cuda"):
         subject = Subject(

@@ -92,6 +92,15 @@ def test_a_winner_that_does_not_win_again_is_not_chosen():
     assert [row.verdict for row in found.rows[:3]] == ["chosen", "no faster", "did not hold"]
 
 
+def test_a_winner_that_nobody_can_measure_again_has_to_win_clearly():
+    clear = Machine(lambda choice: 0.8 if choice else 1.0, budget=1.5)
+    assert clear.find([Stage("a", ({"optimizer": "fused"},))]).best == {"optimizer": "fused"}
+    late = Machine(lambda choice: 0.97 if choice else 1.0, budget=1.5)
+    found = late.find([Stage("a", ({"optimizer": "fused"},))])
+    assert found.best == {}
+    assert found.rows[1].verdict == "no time to measure it again, and the gain is small"
+
+
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_spread_leaves_out_the_outermost_of_five(count):
     reading = Reading((1.0, 1.0, 1.0, 1.0, 9.0)[-count:])

@@ -155,18 +155,73 @@ def test_no_budget_is_left_means_that_nothing_more_is_tried(monkeypatch):
     assert (asked.how, asked.rows) == ("left", [])
 
 
+class Dropping(nn.Sequential):
+    """Drops out, and is wrong when ``wrong`` is set on the class."""
+
+    wrong = 1.0
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(36, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return super().forward(x) * self.wrong
+
+
+def test_dropout_hides_nothing(monkeypatch):
+    made_fast(monkeypatch, {"optimizer": "fused"})
+    record = kway.tune(job(Dropping), devices="cpu:1")
+    assert record.choice == {"optimizer": "fused"}
+    in_torch = trial.Settings.in_torch
+
+    def wrong(self, model, device):
+        monkeypatch.setattr(Dropping, "wrong", 1.001 if self.optimizer == "fused" else 1.0)
+        return in_torch(self, model, device)
+
+    monkeypatch.setattr(trial.Settings, "in_torch", wrong)
+    again = kway.tune(job(Dropping), devices="cpu:1", refresh=True)
+    verdict = next(row["verdict"] for row in again.rows if row["choice"] == {"optimizer": "fused"})
+    assert verdict.startswith("discarded")
+
+
+class Noisy(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1) + torch.rand(()))
+
+
+class NoCopy(nn.Linear):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("only one of these")
+
+    def forward(self, x):
+        return super().forward(x.flatten(1))
+
+
+def ordered():
+    dataset = torch.utils.data.TensorDataset(X, Y)
+    batches = [[*range(start, start + 16)] for start in range(0, 64, 16)]
+    return torch.utils.data.DataLoader(dataset, batch_sampler=batches)
+
+
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield from zip(X, Y, strict=True)
 
 
 @pytest.mark.parametrize(
-    ("more", "why"), [({"data": Stream()}, "stream"), ({"batch_size": 65}, "no whole batch")]
+    ("more", "why"),
+    [
+        ({"data": Stream()}, "stream"),
+        ({"batch_size": 65}, "no whole batch"),
+        ({"model": partial(Noisy, 36, 3)}, "random numbers"),
+        ({"model": partial(NoCopy, 36, 3)}, "cannot be copied (RuntimeError: only one of these)"),
+        ({"data": ordered(), "batch_size": None}, "sampler of the user's own"),
+    ],
 )
 def test_what_cannot_be_measured_is_left_with_the_reason(more, why):
     record = kway.tune(job(**more), devices="cpu:1")
     assert record.how == "left"
     assert why in record.why
+    assert kway.train(job(**more), devices="cpu:1", steps=1, epochs=1, tune_seconds=5).record.steps == 1
 
 
 @pytest.mark.parametrize(
@@ -180,6 +235,46 @@ def test_what_cannot_be_measured_is_left_with_the_reason(more, why):
 def test_bad_wishes_are_one_error(more, said):
     with pytest.raises(kway.UsageError, match=said):
         kway.train(job(), devices="cpu:1", epochs=1, **more)
+
+
+def test_what_one_model_was_given_another_of_the_same_shape_is_not(monkeypatch):
+    made_fast(monkeypatch, {"optimizer": "fused"})
+    kway.tune(job(), devices="cpu:1")
+    other = kway.Job(net, nn.CrossEntropyLoss(), partial(torch.optim.AdamW, lr=0.1), (X, Y), batch_size=16)
+    squared = job(metrics={"square": lambda output, target: (output**2).mean(1)})
+    for changed in (other, squared, job(data=(X.double(), Y), precision="fp64")):
+        assert kway.train(changed, devices="cpu:1", steps=1, epochs=1).record.tuned["how"] == "left"
+    assert kway.train(job(), devices="cpu:1", steps=1, epochs=1).record.tuned["how"] == "remembered"
+
+
+def test_what_was_left_out_for_want_of_time_is_tried_when_there_is_more(monkeypatch):
+    made_fast(monkeypatch, {"optimizer": "fused"})
+    monkeypatch.setattr("kway.tuning.run._Budget.cost", lambda self, choice: 5.0)
+    short = kway.tune(job(), devices="cpu:1", seconds=4.5)
+    assert any(row["verdict"].startswith("not tried") for row in short.rows)
+    assert kway.train(job(), devices="cpu:1", steps=1, epochs=1).record.tuned["how"] == "remembered"
+    assert kway.tune(job(), devices="cpu:1", seconds=4).how == "remembered"
+    assert kway.tune(job(), devices="cpu:1", seconds=60).how == "measured"
+
+
+@pytest.mark.usefixtures("forks")
+def test_a_rank_that_fails_alone_ends_the_run_and_leaves_nobody_waiting():
+    with pytest.raises(kway.KwayError, match="tune=False"):
+        kway.train(job(Breaks), devices="cpu:2", epochs=1, tune_seconds=20, stall_timeout="20s")
+
+
+class Breaks(nn.Module):
+    """Fails on rank 1 as soon as its weights lie otherwise than at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+
+    def forward(self, x):
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        if rank == 1 and not self.layers[0].weight.is_contiguous():
+            raise RuntimeError("rank 1 alone")
+        return self.layers(torch.cat([x, x], 1))
 
 
 def test_a_choice_that_was_kept_by_another_program_is_not_believed(monkeypatch, tmp_path):

@@ -22,7 +22,7 @@ from kway.launch.torchrun import from_environment, join
 from kway.records import Cluster, Plan
 from kway.step.kinds import DEFAULT_KIND, check_kind
 from kway.step.seeds import preserved
-from kway.step.settings import Settings
+from kway.step.settings import Settings, check_settings
 from kway.strategies.layout import SINGLE, check_level, fit, named_sizes, title
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.units import counted
@@ -226,7 +226,7 @@ def choose(
     check_level(layout, exactness, shards)
     check_kind(step_kind, device_set)
     named = dict(settings or {})
-    Settings.of(named)
+    check_settings(Settings.of(named), exactness)
     return Plan(title(layout), layout, device_set, exactness, reason, shards, step_kind, named)
 
 

@@ -23,7 +23,7 @@ from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import as_begun, check_saving, find
-from kway.jobs.tuning import AUTO, first_kind, tuned_job, wish_of
+from kway.jobs.tuning import AUTO, as_run, first_kind, tuned_job, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
@@ -235,6 +235,7 @@ def train(
                     plan=where.plan,
                     resume=resume_from,
                     told=(),
+                    tune=None,  # what ended the run may have been a measurement
                     subject=adapting.record(spec.subject),
                 )
                 # Without a folder of the user's there is nothing that could be missed.
@@ -277,7 +278,7 @@ def train(
         if started:
             model = _as_trained(cast(model, precision_of(job.precision).floating), folder, made)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
-    return Run(where.plan, record, model, Path(folder) if out is not None else None, average)
+    return Run(as_run(where.plan, record), record, model, Path(folder) if out is not None else None, average)
 
 
 def run_rank(

@@ -11,8 +11,8 @@ from torch import nn
 from kway.errors import UsageError
 from kway.job import PRECISIONS, Job
 from kway.jobs.arguments import check_job
-from kway.jobs.place import place
-from kway.records import Plan, Tuning
+from kway.jobs.place import Place, place
+from kway.records import Plan, Training, Tuning
 from kway.registry import known
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND
@@ -23,6 +23,7 @@ from kway.training.surroundings import gpu_name, machine, versions
 from kway.tuning.knobs import Choice
 from kway.tuning.run import Tuned, Wish
 from kway.tuning.run import tune as tune_on_ranks
+from kway.tuning.search import Reading, Row
 from kway.tuning.trial import applied
 
 AUTO = "auto"
@@ -39,7 +40,7 @@ def tune(
     shards: int = DEFAULT_SHARDS,
     step_kind: str = AUTO,
     settings: Mapping[str, Any] | None = None,
-    seconds: float = USUAL_S,
+    seconds: float | None = USUAL_S,
     allow: Iterable[str] = (),
     refresh: bool = False,
     ranks: Any = None,
@@ -54,7 +55,7 @@ def tune(
     """
     check_job(job)
     where = place(devices, strategy, exactness, shards, step_kind=first_kind(step_kind), settings=settings)
-    wish = wish_of(True, seconds, step_kind, exactness, allow, refresh)
+    wish = wish_of(True, USUAL_S if seconds is None else seconds, step_kind, exactness, allow, refresh)
     assert wish is not None
     parts, _ = training_parts(replace(job, validation=None))
     model = build(job)
@@ -64,7 +65,7 @@ def tune(
     tuned, gpus = where.run(
         tune_rank, sent, where.plan, wish, own, on_event=lambda event: say(event["text"]), ranks=ranks
     )[0]
-    return record_of(job, where.plan, parts.order.batch_size, tuned, wish, gpus)
+    return record_of(job, where, parts.order.batch_size, tuned, wish, gpus)
 
 
 def tune_rank(
@@ -135,8 +136,9 @@ def tuned_job(
     return *applied(tuned.choice, job, plan), told
 
 
-def record_of(job: Job, plan: Plan, batch_size: int, tuned: Tuned, wish: Wish, gpus: list[str]) -> Tuning:
+def record_of(job: Job, where: Place, batch_size: int, tuned: Tuned, wish: Wish, gpus: list[str]) -> Tuning:
     """Return the record of what was tried."""
+    plan = where.plan
     rows = [] if tuned.found is None else tuned.found.rows
     plain = rows[0].reading if rows else None
     return Tuning(
@@ -156,27 +158,33 @@ def record_of(job: Job, plan: Plan, batch_size: int, tuned: Tuned, wish: Wish, g
         budget_s=wish.seconds,
         plain_step_s=None if plain is None else plain.median_s,
         chosen_step_s=_step_s(rows, tuned.choice),
-        notices=[],
+        notices=list(where.notices),
         versions=versions(),
         machine=machine(gpus),
     )
 
 
-def _row(row: Any, plain: Any) -> dict[str, Any]:
+def _row(row: Row, plain: Reading | None) -> dict[str, Any]:
     reading = row.reading
-    timed = reading is not None and bool(reading.step_s)
+    timed = reading if reading is not None and reading.step_s else None
     return {
         "stage": row.stage,
         "choice": dict(row.choice),
-        "step_s": reading.median_s if timed else None,
-        "spread": reading.spread if timed else None,
-        "ratio": reading.median_s / plain.median_s if timed and plain is not None else None,
+        "step_s": None if timed is None else timed.median_s,
+        "spread": None if timed is None else timed.spread,
+        "ratio": None if timed is None or plain is None else timed.median_s / plain.median_s,
         "cost_s": None if reading is None else reading.cost_s,
         "verdict": row.verdict,
     }
 
 
-def _step_s(rows: list[Any], choice: Choice) -> float | None:
+def as_run(plan: Plan, record: Training) -> Plan:
+    """Return the plan with what tuning chose of the step that a run took."""
+    choice = (record.tuned or {}).get("choice", {})
+    return replace(plan, step_kind=choice.get("step_kind", plan.step_kind), settings=record.settings)
+
+
+def _step_s(rows: list[Row], choice: Choice) -> float | None:
     times = [
         row.reading.median_s
         for row in rows

@@ -1,14 +1,16 @@
 """What can be chosen about a step beside its kind without changing what it computes but for rounding: plain data."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
 from torch import nn
 
-from kway.errors import UsageError
+from kway.errors import RefusedError, UsageError
+from kway.job import Job
 from kway.registry import known
 from kway.step.recompute import recompute
 
@@ -37,6 +39,7 @@ class Settings:
     compiled code is cut where a bucket is full, so that backward hands over gradients before it ends. ``threads``:
     of a CPU rank inside an operation; at level bits it is one. ``recompute``: whether the model's blocks keep their
     inputs alone, and are computed again in backward: memory for time (``kway.step.recompute``).
+    ``micro_batch``: the most samples a device computes at once, where the job has no smaller one.
     """
 
     memory_format: str | None = None
@@ -48,6 +51,7 @@ class Settings:
     overlap: bool | None = None
     threads: int | None = None
     recompute: bool | None = None
+    micro_batch: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse names and sizes that nothing is known of."""
@@ -63,11 +67,14 @@ class Settings:
         for what in ("autotune", "overlap", "recompute"):
             if getattr(self, what) not in (None, True, False):
                 raise UsageError(f"{what}={getattr(self, what)!r}", "it must be true, false or null")
-        count = self.threads
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise UsageError(f"threads={count!r}", "it must be a whole number of at least 1")
+        for what in ("threads", "micro_batch"):
+            count = getattr(self, what)
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise UsageError(f"{what}={count!r}", "it must be a whole number of at least 1")
         size = self.bucket_mib
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int | float) or not size > 0):
+        if size is not None and (
+            isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf
+        ):
             raise UsageError(f"bucket_mib={size!r}", "it must be a number greater than 0")
 
     @classmethod
@@ -83,6 +90,12 @@ class Settings:
         return {
             entry.name: value for entry in fields(self) if (value := getattr(self, entry.name)) is not None
         }
+
+    def on(self, job: Job) -> Job:
+        """Return the job with what of it is chosen here. Of two sizes of micro-batches the smaller one counts."""
+        if self.micro_batch is None:
+            return job
+        return replace(job, micro_batch=min(self.micro_batch, job.micro_batch or self.micro_batch))
 
     @property
     def bucket_bytes(self) -> int | None:
@@ -107,14 +120,9 @@ class Settings:
                 torch.set_num_threads(self.threads)
             if self.attention == "cudnn" and device.type == "cuda":
                 attention: Any = torch.nn.attention
-                kinds = attention.SDPBackend
-                order = [
-                    kinds.CUDNN_ATTENTION,
-                    kinds.FLASH_ATTENTION,
-                    kinds.EFFICIENT_ATTENTION,
-                    kinds.MATH,
-                ]
-                undo.enter_context(attention.sdpa_kernel(order, set_priority=True))
+                undo.enter_context(
+                    attention.sdpa_kernel(_cudnn_first(attention.SDPBackend), set_priority=True)
+                )
             if self.memory_format is not None:
                 _lay_out(model, self.memory_format, undo)
             if self.recompute and not recompute(model, undo):
@@ -140,6 +148,17 @@ class Settings:
 AS_IT_IS = Settings()
 
 
+def check_settings(settings: Settings, level: str) -> None:
+    """Raise ``RefusedError`` for what level bits fixes itself."""
+    for name in ("threads", "autotune", "micro_batch") if level == "bits" else ():
+        if getattr(settings, name) is not None:
+            raise RefusedError(
+                f"{name}={getattr(settings, name)} at exactness bits",
+                "there a shard is computed whole, on one thread, by algorithms that repeat themselves",
+                f"leave {name} out",
+            )
+
+
 def takes_form(optimizer: torch.optim.Optimizer, form: str) -> bool:
     """Whether an optimizer can go over its parameters as ``form`` says, and nobody has chosen for it."""
     if not type(optimizer).__module__.startswith("torch.optim.") or form not in optimizer.defaults:
@@ -153,6 +172,17 @@ def takes_form(optimizer: torch.optim.Optimizer, form: str) -> bool:
     return form != "fused" or all(parameter.is_floating_point() for parameter in held)
 
 
+def _cudnn_first(kinds: Any) -> list[Any]:
+    """Return the attention kernels that are on, cuDNN's before them."""
+    cuda = torch.backends.cuda
+    others = (
+        (kinds.FLASH_ATTENTION, cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
+        (kinds.EFFICIENT_ATTENTION, cuda.mem_efficient_sdp_enabled()),  # type: ignore[no-untyped-call]
+        (kinds.MATH, cuda.math_sdp_enabled()),  # type: ignore[no-untyped-call]
+    )
+    return [kinds.CUDNN_ATTENTION, *(kind for kind, is_on in others if is_on)]
+
+
 def _lay_out(model: nn.Module, name: str, undo: ExitStack) -> None:
     """Give parameters and buffers with four dimensions the strides of a format; ``undo`` gives back their own."""
     formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -161,7 +191,7 @@ def _lay_out(model: nn.Module, name: str, undo: ExitStack) -> None:
         if tensor.dim() != 4 or tensor.is_contiguous(memory_format=chosen):
             continue
         own = next((each for each in formats.values() if tensor.is_contiguous(memory_format=each)), None)
-        if own is None:
+        if own is None or tensor.untyped_storage().nbytes() != tensor.nbytes:
             # A view of something else, which a copy would part from it.
             continue
         tensor.data = tensor.data.contiguous(memory_format=chosen)

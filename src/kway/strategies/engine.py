@@ -73,6 +73,7 @@ class Engine:
         telling: Telling = EACH_STEP,
         settings: Settings = AS_IT_IS,
     ) -> None:
+        job = settings.on(job)
         check_level(layout, level, shards)
         check_model(job, model, layout, level, batch_size, shards, trains)
         self.job, self.layout, self.level = job, dict(layout), level

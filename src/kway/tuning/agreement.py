@@ -17,6 +17,10 @@ from kway.proving.reference import largest
 
 Tensor = torch.Tensor
 
+# A loss adds up over all samples: of what is allowed for a tensor this part is for it.
+LOSS = 4
+# Units in the last place of a kept number that its roundings may add up to.
+STORED = 4
 # What is allowed for a largest magnitude of 1. TF32 keeps 10 bits of the fraction.
 _ALLOWED = {
     "bf16": 16 * 2.0**-7,
@@ -29,10 +33,15 @@ _ALLOWED = {
 
 @dataclass(frozen=True)
 class Trace:
-    """What some steps left: the loss of each (floats), and by name the tensors that they ended with."""
+    """What some steps left: the loss of each (floats), and tensors by name.
+
+    Of parameters and buffers these hold how far the steps have moved them, so that a step that moves nothing is far
+    from one that does. ``stored``: of those, the largest magnitude of what is kept, rounded each time it is written.
+    """
 
     losses: tuple[float, ...]
     tensors: Mapping[str, Tensor]
+    stored: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -48,9 +57,9 @@ class Standard:
         """Say where ``trace`` is further away than the rule allows; ``""`` where it agrees."""
         part = _ALLOWED[self.precision]
         for step, (loss, found) in enumerate(zip(self.own.losses, trace.losses, strict=True)):
-            allowed = max(NOISE_FACTOR * self.loss_noise[step], part * abs(loss))
+            allowed = max(NOISE_FACTOR * self.loss_noise[step], part / LOSS * abs(loss))
             both = math.isnan(loss) and math.isnan(found)
-            if not (both or abs(loss - found) <= allowed):
+            if not (both or loss == found or _within(abs(loss - found), allowed)):
                 return f"the loss of step {step + 1} is {found:.6g}, not {loss:.6g}: {allowed:.3g} is allowed"
         for name, own in self.own.tensors.items():
             got = trace.tensors.get(name)
@@ -58,8 +67,10 @@ class Standard:
                 return f"{name} is not what it was"
             distance = largest(own, got)
             floating = own.is_floating_point() or own.is_complex()
-            allowed = max(NOISE_FACTOR * self.noise[name], part * _magnitude(own)) if floating else 0.0
-            if not distance <= allowed:
+            allowed = max(NOISE_FACTOR * self.noise[name], part * magnitude(own)) if floating else 0.0
+            if name in self.own.stored:
+                allowed = max(allowed, STORED * torch.finfo(own.dtype).eps * self.own.stored[name])
+            if distance and not _within(distance, allowed):
                 return f"{name} differs by {distance:.3g}, {allowed:.3g} is allowed"
         return ""
 
@@ -78,7 +89,13 @@ def standard(own: Trace, others: Sequence[Trace], precision: str) -> Standard:
     return made
 
 
-def _magnitude(tensor: Tensor) -> float:
+def _within(distance: float, allowed: float) -> bool:
+    """Whether a difference is allowed. An infinite one never is: where as much would be, the step itself broke."""
+    return math.isfinite(distance) and distance <= allowed
+
+
+def magnitude(tensor: Tensor) -> float:
+    """Return the largest finite magnitude of a tensor."""
     finite = tensor.detach().abs()
     finite = finite[finite.isfinite()]
     return float(finite.max()) if finite.numel() else 0.0

@@ -2,50 +2,104 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import nn
 
+from kway.data.arrays import InMemory
+from kway.data.parts import Parts
 from kway.devices import cpu
 from kway.devices.torch_facts import cache_folder
 from kway.errors import UsageError
 from kway.job import Job
 from kway.records import Plan, write_atomically
-from kway.training.subject import data_text, function_name
+from kway.training.subject import data_text
 from kway.training.surroundings import gpu_name, versions
 from kway.tuning.knobs import Choice, Subject, check_choice
 from kway.world import World
 
 
-def facts(job: Job, plan: Plan, model: nn.Module, subject: Subject, world: World) -> dict[str, Any]:
-    """Return what a choice depends on: model, batch, machine, versions; plain values."""
+def facts(
+    job: Job, plan: Plan, model: nn.Module, subject: Subject, world: World, parts: Parts
+) -> dict[str, Any]:
+    """Return what a choice depends on: model, batch, machine, versions; plain values.
+
+    Code counts as well: of the model's classes, loss, optimizer, penalty, schedule and metrics.
+    """
     device = torch.device(world.device)
+    named = list(model.named_parameters())
     return {
-        "model": [type(module).__name__ for module in model.modules()],
-        "parameters": [
-            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in model.named_parameters()
-        ],
-        "optimizer": function_name(job.optimizer),
-        "loss": function_name(job.loss) or type(job.loss).__name__,
+        "model": str(model),
+        "code": sorted({code_of(type(module).forward) for module in model.modules()}),
+        "parameters": [[n, list(p.shape), list(p.stride()), str(p.dtype), p.requires_grad] for n, p in named],
+        "optimizer": code_of(job.optimizer),
+        "loss": str(job.loss) if isinstance(job.loss, nn.Module) else code_of(job.loss),
+        "beside": [code_of(each) for each in (job.penalty, job.schedule, *job.metrics.values())],
         "data": data_text(job.data),
+        "sample": _shapes(_sample(parts)),
         "batch_size": job.batch_size,
         "micro_batch": job.micro_batch,
         "workers": job.workers,
-        "clip": str(job.clip),
-        "ema": job.ema is not None,
-        "precision": [job.precision, *subject.allowed],
+        "precision": job.precision,
         "level": plan.exactness,
         "layout": plan.layout,
         "step_kind": subject.step_kind,
         "settings": plan.settings,
         "compiler": subject.compiler,
         "device": gpu_name(device) or cpu.model(),
+        "devices": len(plan.device_set),
         "threads": world.threads,
+        "usable": cpu.usable_cores(),
         "versions": {**versions(), "cuda": torch.version.cuda},
     }
+
+
+def code_of(function: Any) -> str:
+    """Return what tells a function from others: its name, what a ``partial`` of it is given, a digest of its code."""
+    if function is None:
+        return ""
+    if isinstance(function, partial):
+        given: dict[Any, Any] = {**dict(enumerate(function.args)), **function.keywords}
+        plain = {
+            key: value for key, value in given.items() if isinstance(value, bool | int | float | str | tuple)
+        }
+        return f"{code_of(function.func)}({plain})"
+    code = getattr(function, "__code__", None)
+    name = (
+        f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    )
+    return name if code is None else f"{name}:{hashlib.sha256(_code(code).encode()).hexdigest()[:12]}"
+
+
+def _code(code: Any) -> str:
+    """Return the instructions of a code object with the names and constants in them, functions inside too."""
+    inner = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {inner}"
+
+
+def _sample(parts: Parts) -> Any:
+    """Return one sample, or what stands for it: nothing where the data set will not give one."""
+    if isinstance(parts.dataset, InMemory):
+        rows = parts.dataset.rows()
+        return None if rows is None else rows.arrays
+    try:
+        return parts.dataset[0]
+    except Exception:
+        return None
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _shapes(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_shapes(item) for item in value]
+    return f"{list(value.shape)} {value.dtype}" if hasattr(value, "shape") else type(value).__name__
 
 
 def _file(known: dict[str, Any]) -> Path:
@@ -53,20 +107,32 @@ def _file(known: dict[str, Any]) -> Path:
     return cache_folder() / "tuned" / f"{name}.json"
 
 
-def recall(known: dict[str, Any]) -> tuple[Choice, str] | None:
-    """Return the choice that was made under the same facts, and when; ``None`` where there is none."""
+def recall(known: dict[str, Any], seconds: float | None) -> tuple[Choice, str] | None:
+    """Return the choice that was made under the same facts, and when; ``None`` where there is none.
+
+    ``seconds``: those that the user has given; a choice of which parts were left out for want of time counts only if it
+    had as many.
+    """
     try:
         held = json.loads(_file(known).read_text())
         # Another choice by a file of the same name is none.
-        return (check_choice(held["choice"]), str(held["made"])) if held["facts"] == known else None
+        enough = seconds is None or float(held["seconds"]) >= seconds
+        if held["facts"] != json.loads(json.dumps(known)) or not enough:
+            return None
+        return check_choice(held["choice"]), str(held["made"])
     except (OSError, ValueError, KeyError, TypeError, UsageError):
         return None
 
 
-def keep(known: dict[str, Any], choice: Choice, made: str) -> None:
-    """Keep a choice. A folder that cannot be written costs the next run its measurements, and nothing else."""
+def keep(known: dict[str, Any], choice: Choice, made: str, seconds: float) -> None:
+    """Keep a choice that was made in ``seconds``; infinite where no more of them would have changed it.
+
+    A folder that cannot be written costs the next run its measurements, and nothing else.
+    """
     with suppress(OSError):
         file = _file(known)
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"made": made, "choice": dict(choice), "facts": known}, indent=2)
+        text = json.dumps(
+            {"made": made, "seconds": seconds, "choice": dict(choice), "facts": known}, indent=2
+        )
         write_atomically(file, (text + "\n").encode())

@@ -14,7 +14,7 @@ from kway.step.settings import Settings
 Choice = Mapping[str, Any]
 
 SETTINGS = frozenset(entry.name for entry in fields(Settings))
-JOB = frozenset({"precision", "micro_batch", "workers"})
+JOB = frozenset({"precision", "workers"})
 NAMES = SETTINGS | JOB | {"step_kind"}
 # Below it one bucket holds all gradients, and another size changes nothing.
 SEVERAL_BUCKETS = 50 * 2**20
@@ -32,7 +32,7 @@ class Subject:
     ``attention``: whether the model calls ``scaled_dot_product_attention``; ``forms``: how the optimizer can go over
     its parameters; ``parameter_bytes``; ``waits``: the part of a step in which it waits for input; ``workers``: loader
     processes of a rank, ``None`` where the data is in memory; ``micro_batch``: the samples that a device computes at
-    once, and whether they ``may_be_cut`` further.
+    once, and whether they ``may_be_cut`` further; ``named``: what the user has chosen, and is left.
     """
 
     device: str
@@ -51,6 +51,7 @@ class Subject:
     workers: int | None = None
     micro_batch: int = 1
     may_be_cut: bool = False
+    named: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,13 @@ def stages(subject: Subject) -> list[Stage]:
         Stage("input", _input(subject)),
         Stage("micro-batch", _micro_batch(subject)),
     ]
-    return [stage for stage in found if stage.changes]
+    return [stage for stage in (_without(stage, subject.named) for stage in found) if stage.changes]
+
+
+def _without(stage: Stage, named: frozenset[str]) -> Stage:
+    """Leave what the user has chosen as it is."""
+    kept = ({name: value for name, value in change.items() if name not in named} for change in stage.changes)
+    return Stage(stage.name, tuple(change for change in kept if change))
 
 
 def _on_gpu(subject: Subject) -> list[Stage]:
@@ -93,10 +100,13 @@ def _on_gpu(subject: Subject) -> list[Stage]:
         Stage("optimizer", tuple({"optimizer": form} for form in subject.forms if form != "fused")),
         Stage("overlap", ({"overlap": False},) if several and compiled and subject.level != "bits" else ()),
         Stage("buckets", _buckets(subject)),
-        Stage(
-            "compile mode", tuple({"compile_mode": mode} for mode in ("searched", "max-autotune")) * compiled
-        ),
+        Stage("compile mode", _compile_modes(subject) * compiled),
     ]
+
+
+def _compile_modes(subject: Subject) -> tuple[Choice, ...]:
+    # Where algorithms must repeat themselves the compiler times none.
+    return () if subject.level == "bits" else ({"compile_mode": "searched"}, {"compile_mode": "max-autotune"})
 
 
 def _kinds(subject: Subject) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """Tuning of one job on the ranks that will train it: what was chosen before, or what measuring chooses now."""
 
+import copy
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,6 +11,8 @@ import torch
 from torch import nn
 
 from kway.comm.group import Group
+from kway.data.order import KeyedOrder
+from kway.data.parts import Parts
 from kway.data.streams import StreamOrder
 from kway.devices.compilers import missing
 from kway.job import Job
@@ -82,19 +86,18 @@ def tune(
     """
     begun = time.perf_counter()
     parts = training_parts(replace(job, validation=None))[0]
-    if isinstance(parts.order, StreamOrder):
-        return Tuned({}, "left", "a stream cannot be read twice")
-    job = replace(job, batch_size=parts.order.batch_size)
     group, own = Group(world.rank, world.size), world
+    why = group.objects(_not_measurable(parts, model))
+    if any(why):
+        return Tuned({}, "left", next(filter(None, why)))
+    job = replace(job, batch_size=parts.order.batch_size)
     if plan.exactness == "bits":
         job, plan, own = _one_shard(job, plan, world)
-    assert job.batch_size is not None
-    if (parts.order.samples or 0) < job.batch_size:
-        return Tuned({}, "left", "there is no whole batch to measure with")
     with status.doing("tune"):
         subject = _subject(job, plan, model, wish, own, None if parts.workers == 0 else parts.workers)
-        known = facts(job, plan, model, subject, own)
-        held = group.objects(recall(known) if wish.remembers and world.is_main else None)[0]
+        known = facts(job, plan, model, subject, own, parts)
+        held = recall(known, wish.seconds) if wish.remembers and not wish.allowed and world.is_main else None
+        held = group.objects(held)[0]
         if held is not None:
             return Tuned(held[0], "remembered", made=held[1])
         steps = (parts.order.steps(0) or 0) * length[0]
@@ -104,21 +107,39 @@ def tune(
         say("measuring which way to run the steps is fastest")
         compared = COMPARED[torch.device(world.device).type]
         trials = Trials(own, group, job, plan, model, status, compared)
-        needs = trials.steps_before_first
-        if not trials.prepare(lambda step_s: needs * step_s < _seconds(wish, steps, step_s)):
-            why = f"{needs} steps, which come before anything else, would take longer than there is time"
-            return Tuned({}, "left", why, time.perf_counter() - begun)
-        start = trials.measure({})
-        if start.refused or start.difference:
-            why = start.refused or f"the step does not repeat itself: {start.difference}"
-            return Tuned({}, "left", why, time.perf_counter() - begun)
+        left = trials.prepare(
+            lambda step_s: trials.steps_before_first * step_s < _seconds(wish, steps, step_s)
+        )
+        start = Reading() if left else trials.measure({})
+        if left or start.refused or start.difference:
+            left = left or start.refused or f"the step does not repeat itself: {start.difference}"
+            return Tuned({}, "left", left, time.perf_counter() - begun)
         budget = _Budget(trials, subject, begun, start, _seconds(wish, steps, start.median_s))
-        subject = replace(subject, waits=trials.waits, attention=trials.attends, forms=trials.forms)
+        # What ranks saw may differ, and so would the stages.
+        seen, compiler = group.objects((trials.seen, subject.compiler))[0]
+        subject = replace(
+            subject, waits=seen.waits, attention=seen.attention, forms=seen.forms, compiler=compiler
+        )
         found = search(stages(subject), budget.measure, budget.cost, budget.left, start)
         made = datetime.now(UTC).isoformat(timespec="seconds")
-        if world.is_main:
-            keep(known, found.best, made)
+        if world.is_main and not wish.allowed:
+            keep(known, found.best, made, math.inf if found.whole else budget.seconds)
         return Tuned(found.best, "measured", seconds=time.perf_counter() - begun, made=made, found=found)
+
+
+def _not_measurable(parts: Parts, model: nn.Module) -> str:
+    """Return why trials cannot be made on this rank, or ``""``."""
+    if isinstance(parts.order, StreamOrder):
+        return "a stream cannot be read twice"
+    if not isinstance(parts.order, KeyedOrder):
+        return "batches come in the order of a sampler of the user's own, which may not be asked more often"
+    if parts.order.samples < parts.order.batch_size:
+        return "there is no whole batch to measure with"
+    try:
+        copy.deepcopy(model)
+    except Exception as error:
+        return f"the model cannot be copied ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+    return ""
 
 
 def _seconds(wish: Wish, steps: int, step_s: float) -> float:
@@ -158,6 +179,9 @@ def _subject(
         workers=workers,
         micro_batch=min(share, job.micro_batch or share),
         may_be_cut=device == "cpu" and not whole,
+        named=frozenset(plan.settings).union(
+            [] if job.workers is None else ["workers"], [] if job.micro_batch is None else ["micro_batch"]
+        ),
     )
 
 
@@ -168,7 +192,7 @@ class _Budget:
         self, trials: Trials, subject: Subject, begun: float, start: Reading, seconds: float
     ) -> None:
         self._trials, self._plain = trials, start.cost_s
-        self._ends = begun + seconds
+        self.seconds, self._ends = seconds, begun + seconds
         fixed, each = FIRST_S[subject.device]
         leaves = sum(1 for module in trials.model.modules() if next(module.children(), None) is None)
         self._compiling = fixed + each * leaves

@@ -9,6 +9,8 @@ from kway.tuning.knobs import Choice, Stage
 
 # A candidate wins only by more than this part of the best time so far, and by more than both spread.
 LEAST_GAIN = 0.01
+# A winner that nobody has time to measure again wins only by more than this.
+CLEAR_GAIN = 0.05
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,14 @@ class Row:
 
 @dataclass
 class Found:
-    """``best``: the choice that won, ``{}`` for the step as it is; ``rows``: all that was looked at."""
+    """``best``: the choice that won, ``{}`` for the step as it is; ``rows``: all that was looked at.
+
+    ``whole``: whether nothing was left out for want of time.
+    """
 
     best: Choice
     rows: list[Row] = field(default_factory=list)
+    whole: bool = True
 
 
 def faster(one: Reading, other: Reading) -> bool:
@@ -73,7 +79,8 @@ def search(
 
     ``measure`` tries a choice; ``cost`` says in how many seconds, about; ``left`` the seconds that are left;
     ``start``: the reading of the step as it is. What would take longer than is left is not begun. At the end the
-    winner and the step as it is are measured once more, and the winner has to win again.
+    winner and the step as it is are measured once more, and the winner has to win again; where there is no time for
+    that, it has to have won by ``CLEAR_GAIN``.
     """
     found, readings = Found({}), {_key({}): start}
     found.rows.append(Row("", {}, start, ""))
@@ -88,6 +95,7 @@ def search(
             if needs > left():
                 verdict = f"not tried: it takes about {needs:.0f} s, {max(0.0, left()):.0f} s are left"
                 found.rows.append(Row(stage.name, choice, None, verdict))
+                found.whole = False
                 continue
             reading = readings[_key(choice)] = measure(choice)
             verdict = _verdict(reading, its)
@@ -95,8 +103,10 @@ def search(
             if not verdict:
                 winner, its = choice, reading
         found.best, best = winner, its
-    if found.best:
-        _confirm(found, measure, cost, left, start)
+    if found.best and cost({}) + cost(found.best) <= left():
+        _confirm(found, measure, start)
+    elif found.best and best.median_s > (1 - CLEAR_GAIN) * start.median_s:
+        _take_back(found, "no time to measure it again, and the gain is small")
     for row in found.rows:
         if not row.verdict:
             row.verdict = "chosen" if row.choice == found.best else "slower"
@@ -112,27 +122,24 @@ def _verdict(reading: Reading, best: Reading) -> str:
     return "" if faster(reading, best) else "slower" if reading.median_s > best.median_s else "no faster"
 
 
-def _confirm(
-    found: Found,
-    measure: Callable[[Choice], Reading],
-    cost: Callable[[Choice], float],
-    left: Callable[[], float],
-    start: Reading,
-) -> None:
+def _confirm(found: Found, measure: Callable[[Choice], Reading], start: Reading) -> None:
     """Measure the step as it is and the winner again, one after the other: a machine that drifted chose by chance."""
-    if cost({}) + cost(found.best) > left():
-        return
     before, again = measure({}), measure(found.best)
     held = bool(before.step_s and again.step_s) and not again.difference
-    # Between both readings of the step as it is, the faster one counts.
-    if held and again.median_s < (1 - LEAST_GAIN) * min(start.median_s, before.median_s):
+    # Of both readings of the step as it is, the faster one counts.
+    if held and faster(again, min(start, before, key=lambda reading: reading.median_s)):
         return
     lost = found.best
-    found.best = {}
+    _take_back(found, "did not hold")
     found.rows.append(Row("once more", lost, again, "no faster than the step as it is, when measured again"))
+
+
+def _take_back(found: Found, verdict: str) -> None:
+    """Let the step as it is be the choice, and say why at the one that had won."""
     for row in found.rows:
-        if row.choice == lost and not row.verdict:
-            row.verdict = "did not hold"
+        if row.choice == found.best and not row.verdict:
+            row.verdict = verdict
+    found.best = {}
 
 
 def _key(choice: Choice) -> tuple[tuple[str, Any], ...]:

@@ -3,7 +3,7 @@
 import copy
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from kway.comm.group import Group
 from kway.data.loader import Share
-from kway.data.parts import Parts
 from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.launch.status import Status
+from kway.proving.quiet import without_dropout
 from kway.records import Plan
 from kway.step.kinds import KINDS
 from kway.step.seeds import preserved
@@ -28,10 +28,12 @@ from kway.step.settings import OPTIMIZER_FORMS, Settings, takes_form
 from kway.step.tally import Tally
 from kway.strategies.engine import Engine
 from kway.training.parts import training_parts
-from kway.tuning.agreement import Standard, Trace, standard
+from kway.tuning.agreement import Standard, Trace, magnitude, standard
 from kway.tuning.knobs import JOB, SETTINGS, Choice
 from kway.tuning.search import Reading
 from kway.world import World
+
+Tensor = torch.Tensor
 
 WINDOWS = 5
 # Seconds of a window at least, and steps: a shorter one would time the clock.
@@ -45,6 +47,23 @@ def applied(choice: Choice, job: Job, plan: Plan) -> tuple[Job, Plan]:
     settings = {**plan.settings, **{name: value for name, value in choice.items() if name in SETTINGS}}
     kind = choice.get("step_kind", plan.step_kind)
     return replace(job, **own), replace(plan, step_kind=kind, settings=settings)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What trials have shown: ``waits``, ``attention`` and ``forms`` of a ``Subject``."""
+
+    waits: float = 0.0
+    attention: bool = False
+    forms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What compared steps left, and whether they drew random numbers."""
+
+    trace: Trace
+    drew: bool
 
 
 @dataclass
@@ -64,44 +83,58 @@ class Trials:
     status: Status
     compared: int = 6
     standards: dict[str, Standard] = field(default_factory=dict)
-    waits: float = 0.0
-    attends: bool = False
-    forms: tuple[str, ...] = ()
-    _step_s: float = 0.0
+    seen: Seen = field(default_factory=Seen)
 
     def __post_init__(self) -> None:
-        """Keep the user's loss out of it: a module may count."""
+        """Note where this rank computes."""
         self.device = torch.device(self.world.device)
-        if isinstance(self.job.loss, nn.Module):
-            self.job = replace(self.job, loss=copy.deepcopy(self.job.loss))
+        self._step_s, self._quiet = 0.0, False
 
-    def prepare(self, enough: Callable[[float], bool]) -> bool:
-        """Take the compared steps as they are, to compare with; return whether it was worth it. A collective.
+    def prepare(self, enough: Callable[[float], bool]) -> str:
+        """Take the compared steps as they are, to compare with; return why nothing can be compared, or ``""``.
 
         ``enough`` is asked, with the seconds of a step, whether there is time for the rest: some
-        ``steps_before_first`` steps. Raises what the user's code raises.
+        ``steps_before_first`` steps. Raises what the user's code raises. A collective.
         """
-        found = self._standard(self.job.precision, enough)
-        if found is not None:
-            self.standards[self.job.precision] = found
-        return found is not None
+        own = self._own_trace({}, 0)
+        if any(self.group.objects(own.drew)):
+            # What is drawn differs from order to order and from kind to kind, and would hide what is wrong.
+            self._quiet = True
+            own = self._own_trace({}, 0)
+            if any(self.group.objects(own.drew)):
+                return "the model draws random numbers beside dropout, so that no two ways can be compared"
+        if not enough(self.group.objects(self._step_s)[0]):
+            return (
+                f"{self.steps_before_first} steps come before the first candidate, for which there is no time"
+            )
+        others = [self._own_trace({}, order).trace for order in range(1, 1 + ORDERS)]
+        self.standards[self.job.precision] = standard(own.trace, others, self.job.precision)
+        return ""
 
     @property
     def steps_before_first(self) -> int:
-        """How many steps are taken before the first candidate is, at least, when one trace is there."""
-        return (ORDERS + 1) * self.compared + 4 + 2 * WINDOWS
+        """How many steps are taken before the first candidate is, at least."""
+        return (ORDERS + 1 + self._quiet) * self.compared + 4 + 2 * WINDOWS
 
     def measure(self, choice: Choice) -> Reading:
-        """Try a choice. What cannot run, or does not agree, says so in the reading. A collective."""
+        """Try a choice. What cannot run, or does not agree, says so in the reading. A collective.
+
+        Raises ``KwayError`` where a rank of several fails in the midst of a step: the others wait for it there.
+        """
         begun = time.perf_counter()
         try:
             reading = self._tried(choice)
         except UsageError as error:
             reading = Reading(refused=error.got)
         except (KwayError, RuntimeError, NotImplementedError) as error:
-            reading = Reading(
-                refused=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            )
+            reading = Reading(refused=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            # What every rank meets alike they all refuse: a compiler that cannot. Of other errors nobody knows.
+            if self.group.size > 1 and not isinstance(error, KwayError):
+                raise KwayError(
+                    f"while a way to run steps was tried ({dict(choice)}): {reading.refused}",
+                    "the other ranks wait inside of the step",
+                    "run without measuring: tune=False (--no-tune)",
+                ) from error
         if self.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
@@ -111,29 +144,41 @@ class Trials:
     def _tried(self, choice: Choice) -> Reading:
         precision = str(choice.get("precision", self.job.precision))
         if precision not in self.standards:
-            found = self._standard(precision, lambda _: True)
-            assert found is not None
-            self.standards[precision] = found
+            own = {"precision": precision}
+            traces = [self._own_trace(own, order).trace for order in range(1 + ORDERS)]
+            self.standards[precision] = standard(traces[0], traces[1:], precision)
+        begun = time.perf_counter()
+        trace: Trace | None = None
+        if self._quiet:
+            with ExitStack() as opened:
+                trace = self._compared(*self._open(choice, opened, quiet=True)).trace
         with ExitStack() as opened:
-            begun = time.perf_counter()
             engine, shares = self._open(choice, opened)
-            trace = self._trace(engine, shares)
+            # Where nothing is drawn, these are the steps that count.
+            noisy = self._compared(engine, shares).trace
             # Recorded steps have been recorded by now.
             _take(engine, shares, 2, self.compared)
             made = self._synchronised() - begun
             windows, waits = self._windows(engine, shares)
             if not choice:
-                self.waits = waits
-        difference = self.standards[precision].difference(trace)
+                self.seen = replace(self.seen, waits=waits)
+        difference = self.standards[precision].difference(noisy if trace is None else trace)
         return Reading(tuple(windows), made_s=made, difference=difference)
 
-    def _open(self, choice: Choice, opened: ExitStack, shares: bool = True) -> tuple[Engine, Iterator[Share]]:
+    def _open(self, choice: Choice, opened: ExitStack, quiet: bool = False) -> tuple[Engine, Iterator[Share]]:
+        """Open an engine over a copy of the model, and the shares that it steps over. ``quiet``: without dropout."""
         job, plan = applied(choice, self.job, self.plan)
-        parts = self._parts(job)
+        if isinstance(job.loss, nn.Module):
+            # A module may count.
+            job = replace(job, loss=copy.deepcopy(job.loss))
+        parts = training_parts(replace(job, validation=None))[0]
         opened.enter_context(preserved(self.device))
+        model = copy.deepcopy(self.model)
+        if quiet:
+            opened.enter_context(without_dropout(model))
         engine = Engine(
             job,
-            copy.deepcopy(self.model),
+            model,
             plan.layout,
             self.world,
             plan.exactness,
@@ -144,64 +189,45 @@ class Trials:
             settings=Settings.of(plan.settings),
         )
         opened.callback(engine.close)
-        if not shares:
-            return engine, iter(())
         loader = engine.loader(parts)
         opened.callback(loader.close)
         return engine, _whole(loader, parts.order.batch_size)
 
-    def _parts(self, job: Job) -> Parts:
-        return training_parts(replace(job, validation=None))[0]
+    def _own_trace(self, own: Choice, order: int) -> Compared:
+        """Take the compared steps as they are, over samples in another order where ``order`` is not 0."""
+        drawn = np.random.default_rng(order)
+        with ExitStack() as opened, _Calls(F.scaled_dot_product_attention) as calls:
+            engine, shares = self._open(own, opened, quiet=self._quiet)
+            if order:
+                parts = training_parts(replace(self.job, validation=None))[0]
+                shares = (
+                    engine.cut(parts, drawn.permutation(parts.order.batch(epoch, step)), epoch, step)
+                    for epoch, step in _whole_batches(parts.order)
+                )
+            found = self._compared(engine, shares)
+            forms = tuple(form for form in OPTIMIZER_FORMS if takes_form(engine.optimizer, form))
+            self.seen = replace(self.seen, attention=self.seen.attention or calls.seen, forms=forms)
+        return found
 
-    def _trace(self, engine: Engine, shares: Iterator[Share]) -> Trace:
+    def _compared(self, engine: Engine, shares: Iterator[Share]) -> Compared:
         """Take the compared steps and return what they left."""
         tally = _tally(engine)
-        steps = zip(range(self.compared), shares, strict=False)
+        before = _on_cpu(engine.state())
         outcomes, since = [], time.perf_counter()
-        for step, share in steps:
+        for step, share in zip(range(self.compared), shares, strict=False):
             outcomes.append(engine.step(share, step, tally))
             if step == 0 and self.compared > 1:
                 # The first one pays for what happens once.
                 since = self._synchronised()
         losses = tuple(float(outcome.loss) for outcome in outcomes)
         self._step_s = (time.perf_counter() - since) / max(1, self.compared - 1)
-        tensors = {name: value.detach().to("cpu", copy=True) for name, value in engine.state().items()}
+        after = _on_cpu(engine.state())
+        tensors = {name: _moved(value, before.get(name)) for name, value in after.items()}
+        stored = {name: magnitude(value) for name, value in after.items() if tensors[name] is not value}
         for name, parameter in engine.model.named_parameters():
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 tensors[f"gradient of {name}"] = parameter.grad.detach().to("cpu", copy=True)
-        return Trace(losses, tensors)
-
-    def _standard(self, precision: str, enough: Callable[[float], bool]) -> Standard | None:
-        """Take the compared steps as they are, at one precision, over the batches and over them in other orders.
-
-        ``None`` where ``enough`` says after the first ones that there is no time for the others.
-        """
-        traces = []
-        own = {} if precision == self.job.precision else {"precision": precision}
-        parts = self._parts(self.job)
-        steps = parts.order.steps(0)
-        assert steps is not None
-        for order in range(1 + ORDERS):
-            drawn = np.random.default_rng(order)
-            with ExitStack() as opened:
-                engine, _ = self._open(own, opened, shares=False)
-                whole = [
-                    parts.order.batch(0, step)
-                    for step in range(steps)
-                    if len(parts.order.batch(0, step)) == parts.order.batch_size
-                ]
-                batches = [whole[step % len(whole)] for step in range(self.compared)]
-                shares = (
-                    engine.cut(parts, drawn.permutation(batch) if order else batch, 0, step)
-                    for step, batch in enumerate(batches)
-                )
-                with _Calls(F.scaled_dot_product_attention) as calls:
-                    traces.append(self._trace(engine, shares))
-                self.attends |= calls.seen
-                self.forms = tuple(form for form in OPTIMIZER_FORMS if takes_form(engine.optimizer, form))
-            if not order and not enough(self.group.objects(self._step_s)[0]):
-                return None
-        return standard(traces[0], traces[1:], precision)
+        return Compared(Trace(losses, tensors, stored), engine.drew)
 
     def _windows(self, engine: Engine, shares: Iterator[Share]) -> tuple[list[float], float]:
         """Return seconds a step of each window, and the part of them in which this rank waited for input."""
@@ -239,6 +265,23 @@ def _take(engine: Engine, shares: Iterator[Share], steps: int, first: int) -> fl
 
 def _tally(engine: Engine) -> Tally:
     return engine.tally([*engine.job.metrics])
+
+
+def _on_cpu(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+
+
+def _moved(after: Tensor, before: Tensor | None) -> Tensor:
+    """Return how far a tensor of rounded numbers has moved; others, and what was not there before, as they are."""
+    if before is None or before.shape != after.shape or not (after.is_floating_point() or after.is_complex()):
+        return after
+    return after - before
+
+
+def _whole_batches(order: Any) -> Iterator[tuple[int, int]]:
+    """Name the whole batches by (epoch, step), in the order of ``_whole``."""
+    whole = order.samples // order.batch_size
+    return ((epoch, step) for epoch in count() for step in range(whole))
 
 
 def _whole(loader: Any, batch_size: int) -> Iterator[Share]:
