@@ -1,7 +1,9 @@
 """Activation checkpointing of blocks: less is kept, nothing else changes."""
 
+import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -49,6 +51,13 @@ def job(model=Net, **more):
     return kway.Job(model, nn.CrossEntropyLoss(), sgd, DATA, batch_size=8, precision="fp64", **more)
 
 
+class Drawing(Block):
+    """Draws from NumPy and Python."""
+
+    def forward(self, x):
+        return super().forward(x * (1 + 0.1 * np.random.randn() + 0.1 * random.random()))
+
+
 @pytest.mark.parametrize("exactness", ["math", "bits"])
 def test_the_same_bits_are_trained_with_less_kept(exactness):
     more = {"devices": "cpu:1", "epochs": 2, "exactness": exactness, "shards": 4}
@@ -59,6 +68,17 @@ def test_the_same_bits_are_trained_with_less_kept(exactness):
     calls = [[block.calls for block in run.model.blocks] for run in (plain, again)]
     assert calls[1] == [2 * count for count in calls[0]]
     assert all("forward" not in vars(block) for block in again.model.blocks)
+
+
+def test_random_numbers_of_the_host_are_those_of_one_pass():
+    def model():
+        return nn.Sequential(nn.Linear(3, 6), nn.Sequential(Drawing(), Drawing()), nn.Linear(6, 2))
+
+    plain, again = (
+        kway.train(job(model), devices="cpu:1", epochs=1, settings=settings)
+        for settings in ({}, {"recompute": True})
+    )
+    assert again.record.weights_sha256 == plain.record.weights_sha256
 
 
 def test_it_is_proved_on_two_ranks(ranks):

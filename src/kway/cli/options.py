@@ -112,10 +112,13 @@ def settings_of(text: str | None) -> dict[str, object]:
         name, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"--settings {pair!r}", "it must be like optimizer=fused,autotune=true")
+        name = name.strip()
+        if name in found:
+            raise UsageError(f"--settings names {name} twice", "once is enough", "leave one out")
         try:
-            found[name.strip()] = json.loads(value)
+            found[name] = json.loads(value)
         except ValueError:
-            found[name.strip()] = value.strip()
+            found[name] = value.strip()
     return found
 
 

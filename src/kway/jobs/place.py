@@ -225,6 +225,10 @@ def choose(
         layout, reason = fit(strategy, count), "named by the user"
     check_level(layout, exactness, shards)
     check_kind(step_kind, device_set)
+    if settings is not None and not isinstance(settings, Mapping):
+        raise UsageError(
+            f"settings={settings!r}", "they must be values by name", 'pass {"optimizer": "fused"}, say'
+        )
     named = dict(settings or {})
     check_settings(Settings.of(named), exactness)
     return Plan(title(layout), layout, device_set, exactness, reason, shards, step_kind, named)

@@ -15,7 +15,7 @@ from kway.records import Plan
 from kway.step.build import check_names
 from kway.step.kinds import check_kind
 from kway.step.made import unmade
-from kway.step.settings import Settings
+from kway.step.settings import Settings, check_settings
 from kway.step.state import made_in
 from kway.training.facts import check_facts, check_parts
 from kway.training.saving import FOLDER
@@ -37,13 +37,18 @@ def check_saving(out: Any, every: Any, keep: Any, resume: bool | Path | str) -> 
         raise UsageError("resume=True without a folder", "its checkpoints are looked for there", "set out=")
 
 
-def as_begun(checkpoint: Checkpoint, plan: Plan) -> Plan:
-    """Return ``plan`` with step kind and settings of the run that a checkpoint is of, where its devices can do that."""
+def as_begun(checkpoint: Checkpoint, plan: Plan, named: bool) -> Plan:
+    """Return ``plan`` with step kind and settings of the run that a checkpoint is of, where its devices can do that.
+
+    ``named``: whether the user has named the plan's step kind. Another one than the run's leaves the plan as it is.
+    """
     before = checkpoint.part("plan")
     kind, settings = before.get("step_kind", plan.step_kind), before.get("settings", {})
+    if named and kind != plan.step_kind:
+        return plan
     try:
         check_kind(kind, plan.device_set)
-        Settings.of(settings)
+        check_settings(Settings.of(settings), plan.exactness)
     except UsageError:
         return plan
     return replace(plan, step_kind=kind, settings={**settings, **plan.settings})

@@ -300,9 +300,10 @@ def run_rank(
 
 def _tuned(context: Any, spec: TrainSpec, model: nn.Module) -> TrainSpec:
     """Return the run as tuning chose it; one that goes on, as it was begun."""
-    if spec.resume is not None and spec.as_begun:
-        return replace(spec, plan=as_begun(open_checkpoint(Path(spec.resume)), spec.plan))
-    if spec.resume is not None or spec.tune is None:
+    if spec.resume is not None:
+        plan = as_begun(open_checkpoint(Path(spec.resume)), spec.plan, not spec.as_begun)
+        return replace(spec, plan=plan)
+    if spec.tune is None:
         return spec
     job, plan, told = tuned_job(context, spec.job, spec.plan, model, spec.tune, (spec.epochs, spec.steps))
     return replace(spec, job=job, plan=plan, tuned=told)

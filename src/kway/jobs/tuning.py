@@ -1,6 +1,5 @@
 """``kway.tune``: what was tried, and what was chosen, which is kept for later runs. ``kway.train`` asks here too."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +28,8 @@ from kway.tuning.trial import applied
 AUTO = "auto"
 # What ``kway.tune`` takes where nobody says.
 USUAL_S = 60.0
+# A month: more is a mistake.
+MOST_S = 2_678_400
 
 
 def tune(
@@ -102,16 +103,18 @@ def wish_of(
     bits, and what one run has measured another one must not take up unasked.
     """
     if seconds is not None and (
-        isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf
+        isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < MOST_S
     ):
-        raise UsageError(f"tune_seconds={seconds!r}", "it must be a number of seconds greater than 0")
+        raise UsageError(
+            f"tune_seconds={seconds!r}", f"it must be a number of seconds greater than 0, below {MOST_S:,}"
+        )
     if not wanted:
         if seconds is not None:
             raise UsageError(f"tune_seconds={seconds:g} and no tuning", "only one of them", "leave one out")
         return None
     if seconds is None and (exactness == "bits" or step_kind != AUTO):
         return None
-    allowed = tuple(allow)
+    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
     for name in allowed:
         known("precision", name, PRECISIONS)
     return Wish(seconds, None if step_kind == AUTO else step_kind, allowed, not refresh)

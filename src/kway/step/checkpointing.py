@@ -33,7 +33,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             if module._buffers and not isinstance(module, torch.jit.ScriptModule):
                 lend, take_back = _lender(module)
-                hooks.callback(module.register_forward_pre_hook(lend).remove)
+                hooks.callback(module.register_forward_pre_hook(lend, prepend=True).remove)
                 # A recomputation ends with an exception as soon as it has all that backward needs.
                 hooks.callback(module.register_forward_hook(take_back, always_call=True).remove)
         yield

@@ -1,10 +1,12 @@
 """Activation checkpointing of a model's blocks: what lies between their ends is not kept, but computed again."""
 
+import random
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch.utils.checkpoint
 from torch import nn
 
@@ -34,7 +36,7 @@ def _blocks(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def recompute(model: nn.Module, undo: ExitStack) -> int:
     """Let the blocks of ``model`` keep their inputs alone until ``undo`` ends; return how many there are.
 
-    In training only. Random numbers are drawn again as they were; parts that move buffers are looked after by
+    In training only. Random numbers, NumPy's and Python's too, are drawn again as they were; buffers are looked after by
     ``kway.step.checkpointing``. A block whose own ``forward`` somebody has replaced is left alone.
     """
     count = 0
@@ -50,4 +52,32 @@ def recompute(model: nn.Module, undo: ExitStack) -> int:
 def _again(block: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
     if not (block.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
-    return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    more: dict[str, Any] = {}
+    if not torch.compiler.is_compiling():
+        more["context_fn"] = partial(_drawing_alike, _host_states())
+    return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
+
+
+def _host_states() -> tuple[Any, Any]:
+    """Return the states of the generators that torch does not look after: Python's and NumPy's."""
+    return random.getstate(), np.random.get_state()
+
+
+def _set_host_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def _drawing_alike(states: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return what is open around a block as it runs first, and as it runs again: then it draws what it drew."""
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        now = _host_states()
+        _set_host_states(states)
+        try:
+            yield
+        finally:
+            _set_host_states(now)
+
+    return nullcontext(), again()

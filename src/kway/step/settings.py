@@ -1,6 +1,6 @@
 """What can be chosen about a step beside its kind without changing what it computes but for rounding: plain data."""
 
-import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -26,6 +26,8 @@ MEMORY_FORMATS = ("contiguous", "channels_last")
 OPTIMIZER_FORMS = ("foreach", "fused")
 ATTENTIONS = ("default", "cudnn")
 MIB = 2**20
+# More threads than a machine has processors, and larger buckets than it has memory, are mistakes.
+MOST_THREADS, MOST_MIB = 1_024, 2**30
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,21 @@ class Settings:
             if value is not None:
                 known(what.replace("_", " "), value, dict.fromkeys(values))
         for what in ("autotune", "overlap", "recompute"):
-            if getattr(self, what) not in (None, True, False):
+            if not any(getattr(self, what) is value for value in (None, True, False)):
                 raise UsageError(f"{what}={getattr(self, what)!r}", "it must be true, false or null")
         for what in ("threads", "micro_batch"):
             count = getattr(self, what)
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise UsageError(f"{what}={count!r}", "it must be a whole number of at least 1")
+            most = MOST_THREADS if what == "threads" else 2**62
+            whole = isinstance(count, int) and not isinstance(count, bool)
+            if count is not None and not (whole and 0 < count <= most):
+                raise UsageError(f"{what}={count!r}", f"it must be a whole number from 1 to {most:,}")
         size = self.bucket_mib
         if size is not None and (
-            isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf
+            isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < MOST_MIB
         ):
-            raise UsageError(f"bucket_mib={size!r}", "it must be a number greater than 0")
+            raise UsageError(
+                f"bucket_mib={size!r}", f"it must be a number greater than 0, below {MOST_MIB:,}"
+            )
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -187,15 +193,22 @@ def _lay_out(model: nn.Module, name: str, undo: ExitStack) -> None:
     """Give parameters and buffers with four dimensions the strides of a format; ``undo`` gives back their own."""
     formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
     chosen = formats[name]
-    for tensor in [*model.parameters(), *model.buffers()]:
+    held = [*model.parameters(), *model.buffers()]
+    sharing = Counter(map(_storage, held))
+    for tensor in held:
         if tensor.dim() != 4 or tensor.is_contiguous(memory_format=chosen):
             continue
         own = next((each for each in formats.values() if tensor.is_contiguous(memory_format=each)), None)
-        if own is None or tensor.untyped_storage().nbytes() != tensor.nbytes:
-            # A view of something else, which a copy would part from it.
+        alone = tensor.untyped_storage().nbytes() == tensor.nbytes and sharing[_storage(tensor)] == 1
+        if own is None or not alone:
+            # A view of something else, or one of several, which a copy would part.
             continue
         tensor.data = tensor.data.contiguous(memory_format=chosen)
         undo.callback(_give_back, tensor, own)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _give_back(tensor: Tensor, memory_format: torch.memory_format) -> None:

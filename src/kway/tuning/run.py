@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from kway.comm.group import Group
+from kway.data.arrays import InMemory
 from kway.data.order import KeyedOrder
 from kway.data.parts import Parts
 from kway.data.streams import StreamOrder
@@ -102,6 +103,13 @@ def tune(
             return Tuned(held[0], "remembered", made=held[1])
         steps = (parts.order.steps(0) or 0) * length[0]
         steps = steps if length[1] is None else min(steps, length[1])
+        if wish.seconds is None and not isinstance(parts.dataset, InMemory):
+            # What a data set of the user's own keeps beside its samples would change with each that is read.
+            return Tuned(
+                {},
+                "left",
+                "samples are made by code of the user's own: tune_seconds asks for it all the same",
+            )
         if wish.seconds is None and steps < LEAST_STEPS:
             return Tuned({}, "left", f"a run of fewer than {LEAST_STEPS:,} steps does not repay it")
         say("measuring which way to run the steps is fastest")
@@ -135,6 +143,11 @@ def _not_measurable(parts: Parts, model: nn.Module) -> str:
         return "batches come in the order of a sampler of the user's own, which may not be asked more often"
     if parts.order.samples < parts.order.batch_size:
         return "there is no whole batch to measure with"
+    held = [*model.parameters(), *model.buffers()]
+    if len({each.untyped_storage().data_ptr() for each in held if each.nbytes}) < sum(
+        1 for each in held if each.nbytes
+    ):
+        return "parameters or buffers of the model share their memory, which a copy of it would not"
     try:
         copy.deepcopy(model)
     except Exception as error:

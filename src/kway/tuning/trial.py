@@ -126,7 +126,7 @@ class Trials:
             reading = self._tried(choice)
         except UsageError as error:
             reading = Reading(refused=error.got)
-        except (KwayError, RuntimeError, NotImplementedError) as error:
+        except Exception as error:
             reading = Reading(refused=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
             # What every rank meets alike they all refuse: a compiler that cannot. Of other errors nobody knows.
             if self.group.size > 1 and not isinstance(error, KwayError):
@@ -168,6 +168,8 @@ class Trials:
     def _open(self, choice: Choice, opened: ExitStack, quiet: bool = False) -> tuple[Engine, Iterator[Share]]:
         """Open an engine over a copy of the model, and the shares that it steps over. ``quiet``: without dropout."""
         job, plan = applied(choice, self.job, self.plan)
+        # One that ends with the run would not bear as many steps.
+        job = replace(job, schedule=None)
         if isinstance(job.loss, nn.Module):
             # A module may count.
             job = replace(job, loss=copy.deepcopy(job.loss))
