@@ -36,7 +36,7 @@ def _blocks(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def recompute(model: nn.Module, undo: ExitStack) -> int:
     """Let the blocks of ``model`` keep their inputs alone until ``undo`` ends; return how many there are.
 
-    In training only. Random numbers, NumPy's and Python's too, are drawn again as they were; buffers are looked after by
+    In training only. Random numbers, NumPy's and Python's too, are drawn again as they were; buffers are kept by
     ``kway.step.checkpointing``. A block whose own ``forward`` somebody has replaced is left alone.
     """
     count = 0
