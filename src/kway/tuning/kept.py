@@ -36,7 +36,7 @@ def facts(
     named = list(model.named_parameters())
     return {
         "model": str(model),
-        "code": sorted({code_of(type(module).forward) for module in model.modules()}),
+        "code": sorted({code_of(getattr(type(module), "forward", None)) for module in model.modules()}),
         "parameters": [[n, list(p.shape), list(p.stride()), str(p.dtype), p.requires_grad] for n, p in named],
         "optimizer": code_of(job.optimizer),
         "loss": str(job.loss) if isinstance(job.loss, nn.Module) else code_of(job.loss),
@@ -84,14 +84,9 @@ def _code(code: Any) -> str:
 
 
 def _sample(parts: Parts) -> Any:
-    """Return one sample, or what stands for it: nothing where the data set will not give one."""
-    if isinstance(parts.dataset, InMemory):
-        rows = parts.dataset.rows()
-        return None if rows is None else rows.arrays
-    try:
-        return parts.dataset[0]
-    except Exception:
-        return None
+    """Return what stands for a sample. A data set of the user's own is not asked: it may count, or draw."""
+    rows = parts.dataset.rows() if isinstance(parts.dataset, InMemory) else None
+    return None if rows is None else rows.arrays
 
 
 def _shapes(value: Any) -> Any:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 from torch import nn
@@ -88,16 +89,15 @@ def tune(
     begun = time.perf_counter()
     parts = training_parts(replace(job, validation=None))[0]
     group, own = Group(world.rank, world.size), world
-    why = group.objects(_not_measurable(parts, model))
-    if any(why):
-        return Tuned({}, "left", next(filter(None, why)))
+    if why := _not_repeatable(parts):
+        return Tuned({}, "left", why)
     job = replace(job, batch_size=parts.order.batch_size)
     if plan.exactness == "bits":
         job, plan, own = _one_shard(job, plan, world)
     with status.doing("tune"):
         subject = _subject(job, plan, model, wish, own, None if parts.workers == 0 else parts.workers)
-        known = facts(job, plan, model, subject, own, parts)
-        held = recall(known, wish.seconds) if wish.remembers and not wish.allowed and world.is_main else None
+        known = _known(job, plan, model, subject, own, parts) if world.is_main and not wish.allowed else None
+        held = recall(known, wish.seconds) if wish.remembers and known is not None else None
         held = group.objects(held)[0]
         if held is not None:
             return Tuned(held[0], "remembered", made=held[1])
@@ -112,6 +112,9 @@ def tune(
             )
         if wish.seconds is None and steps < LEAST_STEPS:
             return Tuned({}, "left", f"a run of fewer than {LEAST_STEPS:,} steps does not repay it")
+        whys = group.objects(_not_copied(model))
+        if any(whys):
+            return Tuned({}, "left", next(filter(None, whys)))
         say("measuring which way to run the steps is fastest")
         compared = COMPARED[torch.device(world.device).type]
         trials = Trials(own, group, job, plan, model, status, compared)
@@ -130,19 +133,34 @@ def tune(
         )
         found = search(stages(subject), budget.measure, budget.cost, budget.left, start)
         made = datetime.now(UTC).isoformat(timespec="seconds")
-        if world.is_main and not wish.allowed:
+        if known is not None:
             keep(known, found.best, made, math.inf if found.whole else budget.seconds)
         return Tuned(found.best, "measured", seconds=time.perf_counter() - begun, made=made, found=found)
 
 
-def _not_measurable(parts: Parts, model: nn.Module) -> str:
-    """Return why trials cannot be made on this rank, or ``""``."""
+def _known(
+    job: Job, plan: Plan, model: nn.Module, subject: Subject, world: World, parts: Parts
+) -> dict[str, Any] | None:
+    """Return what a choice depends on; ``None`` where code of the user's that is asked for it raises."""
+    try:
+        return facts(job, plan, model, subject, world, parts)
+    except Exception:
+        return None
+
+
+def _not_repeatable(parts: Parts) -> str:
+    """Return why trials cannot step over these batches, or ``""``."""
     if isinstance(parts.order, StreamOrder):
         return "a stream cannot be read twice"
     if not isinstance(parts.order, KeyedOrder):
         return "batches come in the order of a sampler of the user's own, which may not be asked more often"
     if parts.order.samples < parts.order.batch_size:
         return "there is no whole batch to measure with"
+    return ""
+
+
+def _not_copied(model: nn.Module) -> str:
+    """Return why trials cannot have copies of this rank's model, or ``""``."""
     held = [*model.parameters(), *model.buffers()]
     if len({each.untyped_storage().data_ptr() for each in held if each.nbytes}) < sum(
         1 for each in held if each.nbytes
