@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="S",
         help="measure for about S seconds which way to run the steps is fastest (default: a twentieth of a long run, "
-        "60 s at most; nothing in short runs and at level bits)",
+        "60 s at most, over data in memory; nothing in short runs, at level bits and where --step-kind is named)",
     )
     parser.add_argument(
         "--no-tune", action="store_true", help="measure nothing, and use nothing measured before"

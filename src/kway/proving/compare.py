@@ -46,7 +46,7 @@ class Comparison:
         Where the reference does not repeat itself its noise is no rounding: nothing passes.
         """
         loss = snapshot.after.get("loss")
-        if loss is not None and mostly_noise(loss, _magnitude(loss), snapshot.drift):
+        if loss is not None and mostly_noise(loss, largest_magnitude(loss), snapshot.drift):
             self.equal_bits = False
             self.fail(
                 step,
@@ -77,7 +77,7 @@ class Comparison:
             return
         self.equal_bits = False
         difference = largest(own, got)
-        magnitude = _magnitude(own)
+        magnitude = largest_magnitude(own)
         allowed = tolerance(own, magnitude, noise)
         if math.isfinite(difference):
             self.max_abs_diff = max(self.max_abs_diff, difference)
@@ -92,7 +92,7 @@ class Comparison:
             )
 
 
-def _magnitude(own: torch.Tensor) -> float:
+def largest_magnitude(own: torch.Tensor) -> float:
     """Return the largest finite magnitude of a tensor."""
     if not (own.is_floating_point() or own.is_complex()):
         return float(own.double().abs().max()) if own.numel() else 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kway.proving.compare import EPSILONS, NOISE_FACTOR
+from kway.proving.compare import EPSILONS, NOISE_FACTOR, largest_magnitude
 from kway.proving.reference import largest
 
 Tensor = torch.Tensor
@@ -67,7 +67,7 @@ class Standard:
                 return f"{name} is not what it was"
             distance = largest(own, got)
             floating = own.is_floating_point() or own.is_complex()
-            allowed = max(NOISE_FACTOR * self.noise[name], part * magnitude(own)) if floating else 0.0
+            allowed = max(NOISE_FACTOR * self.noise[name], part * largest_magnitude(own)) if floating else 0.0
             if name in self.own.stored:
                 allowed = max(allowed, STORED * torch.finfo(own.dtype).eps * self.own.stored[name])
             if distance and not _within(distance, allowed):
@@ -92,10 +92,3 @@ def standard(own: Trace, others: Sequence[Trace], precision: str) -> Standard:
 def _within(distance: float, allowed: float) -> bool:
     """Whether a difference is allowed. An infinite one never is: where as much would be, the step itself broke."""
     return math.isfinite(distance) and distance <= allowed
-
-
-def magnitude(tensor: Tensor) -> float:
-    """Return the largest finite magnitude of a tensor."""
-    finite = tensor.detach().abs()
-    finite = finite[finite.isfinite()]
-    return float(finite.max()) if finite.numel() else 0.0

@@ -20,6 +20,7 @@ from kway.data.loader import Share
 from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.launch.status import Status
+from kway.proving.compare import largest_magnitude
 from kway.proving.quiet import without_dropout
 from kway.records import Plan
 from kway.step.kinds import KINDS
@@ -28,7 +29,7 @@ from kway.step.settings import OPTIMIZER_FORMS, Settings, takes_form
 from kway.step.tally import Tally
 from kway.strategies.engine import Engine
 from kway.training.parts import training_parts
-from kway.tuning.agreement import Standard, Trace, magnitude, standard
+from kway.tuning.agreement import Standard, Trace, standard
 from kway.tuning.knobs import JOB, SETTINGS, Choice
 from kway.tuning.search import Reading
 from kway.world import World
@@ -225,7 +226,9 @@ class Trials:
         self._step_s = (time.perf_counter() - since) / max(1, self.compared - 1)
         after = _on_cpu(engine.state())
         tensors = {name: _moved(value, before.get(name)) for name, value in after.items()}
-        stored = {name: magnitude(value) for name, value in after.items() if tensors[name] is not value}
+        stored = {
+            name: largest_magnitude(value) for name, value in after.items() if tensors[name] is not value
+        }
         for name, parameter in engine.model.named_parameters():
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 tensors[f"gradient of {name}"] = parameter.grad.detach().to("cpu", copy=True)
