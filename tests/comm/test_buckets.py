@@ -233,7 +233,7 @@ def summed(context, kind, limit, empty=-1):
     """Sum three steps' gradients; return the last gradients, the numbers, and how many buckets were sent ahead."""
     torch.manual_seed(0)
     model, rank, size = kind(), context.world.rank, context.world.size
-    reducer = GradientReducer(list(model.parameters()), Group(rank, size), scalars=1, limit=limit)
+    reducer = GradientReducer(list(model.parameters()), Group(rank, size), scalars=2, limit=limit)
     for step in range(3):
         counts = rank != empty
         if counts:
@@ -243,10 +243,10 @@ def summed(context, kind, limit, empty=-1):
         else:
             gradients(model, size * step + rank)
             early = 0
-        numbers, late = reducer.reduce(torch.tensor([1.0 + rank]), counts)
+        number, late = reducer.reduce(torch.tensor([1.0 + rank, 0.0]), counts).sum(0)
     return (
         [p.grad.clone() for p in model.parameters() if p.grad is not None],
-        numbers.item(),
+        number.item(),
         late.item(),
         early,
     )

@@ -16,7 +16,7 @@ def reduced(context, present, counts):
     parameters = [
         nn.Parameter(torch.zeros(2, 3 - index % 2, dtype=dtype)) for index, dtype in enumerate(DTYPES)
     ]
-    reducer = GradientReducer(parameters, Group(rank, context.world.size), scalars=2)
+    reducer = GradientReducer(parameters, Group(rank, context.world.size), scalars=3)
     results = []
     for _ in range(2):  # the second time, what the first left behind must not be seen
         for index, parameter in enumerate(parameters):
@@ -24,10 +24,11 @@ def reduced(context, present, counts):
             parameter.grad = torch.full_like(parameter, (rank + 1.0) * (index + 1)) if there else None
             if there and parameter.is_complex():
                 parameter.grad = (parameter.grad * (1 + 2j)).conj()
-        scalars, _ = reducer.reduce(torch.tensor([1.0, rank], dtype=torch.float64), counts[rank])
+        numbers = torch.tensor([1.0, rank, 0.0], dtype=torch.float64)
+        found = reducer.reduce(numbers, counts[rank]).sum(0)[:-1]
         reducer.divide_(torch.tensor(2.0, dtype=torch.float64))
         grads = [None if p.grad is None else p.grad.clone() for p in parameters]
-        results.append((scalars.tolist(), grads))
+        results.append((found.tolist(), grads))
     return results
 
 
@@ -96,8 +97,8 @@ def test_gradients_in_any_order_of_memory(ranks):
 def half(context):
     parameters = [nn.Parameter(torch.zeros(2, dtype=torch.float16))]
     parameters[0].grad = torch.ones(2, dtype=torch.float16)
-    reducer = GradientReducer(parameters, Group(context.world.rank, context.world.size), scalars=1)
-    return float(reducer.reduce(torch.tensor([100000.0]), True)[0])
+    reducer = GradientReducer(parameters, Group(context.world.rank, context.world.size), scalars=2)
+    return float(reducer.reduce(torch.tensor([100000.0, 0.0]), True).sum(0)[0])
 
 
 def test_scalars_do_not_travel_in_a_dtype_that_cannot_hold_them(ranks):
@@ -108,19 +109,17 @@ def wide(context, numbers):
     parameters = [nn.Parameter(torch.zeros(3))]
     parameters[0].grad = torch.ones(3)
     rank, size = context.world.rank, context.world.size
-    reducer = GradientReducer(parameters, Group(rank, size), scalars=size)
-    slots = torch.zeros(size, dtype=torch.float64)
+    reducer = GradientReducer(parameters, Group(rank, size), scalars=size + 1)
+    slots = torch.zeros(size + 1, dtype=torch.float64)
     slots[rank] = numbers[rank]
-    found, _ = reducer.reduce(slots, True)
-    return found.tolist(), reducer.reduce(slots.float(), True)[0].dtype
+    return reducer.reduce(slots, True).sum(0, dtype=torch.float64).tolist()[:-1]
 
 
 def test_float64_scalars_travel_exactly_beside_float32_gradients(ranks):
     numbers = [1 / 3, -1e30 / 7, 123456789.123456789]
-    for found, narrow in ranks.run(wide, numbers, size=3):
+    for found in ranks.run(wide, numbers, size=3):
         assert found == numbers
-        assert narrow == torch.float32
-    found = ranks.run(wide, [float("inf"), float("nan")], size=2)[0][0]
+    found = ranks.run(wide, [float("inf"), float("nan")], size=2)[0]
     assert found[0] == float("inf")
     assert found[1] != found[1]
 

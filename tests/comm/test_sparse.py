@@ -29,13 +29,13 @@ def reduced(context, grads, counts, dtype):
     """Reduce a table beside a dense parameter, twice; return the table's gradient, sparse or dense."""
     rank, size = context.world.rank, context.world.size
     table, other = nn.Parameter(torch.zeros(SHAPE, dtype=dtype)), nn.Parameter(torch.zeros(2))
-    reducer = GradientReducer([table, other], Group(rank, size), scalars=1, tables=[table])
+    reducer = GradientReducer([table, other], Group(rank, size), scalars=2, tables=[table])
     for _ in range(2):
         table.grad = None if grads[rank] is None else grads[rank].clone()
         other.grad = torch.ones(2)
-        scalars, _ = reducer.reduce(torch.tensor([rank + 1.0]), counts[rank])
+        found = float(reducer.reduce(torch.tensor([rank + 1.0, 0.0]), counts[rank]).sum(0)[0])
         reducer.divide_(torch.tensor(2.0, dtype=torch.float64))
-    return table.grad, other.grad.clone(), float(scalars)
+    return table.grad, other.grad.clone(), found
 
 
 def whole(grads, counts):
@@ -124,9 +124,10 @@ def test_scalars_keep_the_precision_of_a_model_of_tables_alone(ranks):
     def alone(context):
         table = nn.Parameter(torch.zeros(SHAPE, dtype=torch.float64))
         group = Group(context.world.rank, context.world.size)
-        reducer = GradientReducer([table], group, scalars=1, tables=[table])
+        reducer = GradientReducer([table], group, scalars=2, tables=[table])
         table.grad = sparse(ROWS[0])
-        return float(reducer.reduce(torch.tensor([1 / 3], dtype=torch.float64), True)[0])
+        parts = reducer.reduce(torch.tensor([1 / 3, 0.0], dtype=torch.float64), True)
+        return float(parts.sum(0)[0])
 
     assert ranks.run(alone, size=2) == [2 / 3] * 2
 

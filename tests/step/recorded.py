@@ -79,9 +79,10 @@ def share(step, rows=6, total=None):
     return Share([((x, y), rows)], rows, total or rows, 0, step, y.numpy())
 
 
-def opened(model, level="math", shards=1, telling=EACH_STEP, **options):
+def opened(model, level="math", shards=1, telling=EACH_STEP, world=None, **options):
     settings = {"loss": nn.CrossEntropyLoss()} | options
     job = kway.Job(model=model, data=(torch.zeros(6, 3), torch.zeros(6)), batch_size=6, **settings)
-    engine = Engine(job, model, {}, World(), level, 6, shards, telling=telling)
+    layout = {} if world is None else {"data": world.size}
+    engine = Engine(job, model, layout, world or World(), level, 6, shards, telling=telling)
     recorder = Double(engine.model, engine.optimizer)
     return engine, GraphedStep(engine._step, recorder), recorder

@@ -85,6 +85,11 @@ class FlatGradients:
             self._views.append(torch.view_as_complex(piece) if parameter.is_complex() else piece)
 
     @property
+    def parts(self) -> Tensor:
+        """What adds up to ``scalars``, shape (parts, scalars), where it lies."""
+        return self._scalars
+
+    @property
     def scalars(self) -> Tensor:
         """The numbers, in float64: exact where each is that of one rank alone, and 0 on the others."""
         return self._scalars.sum(0, dtype=torch.float64)

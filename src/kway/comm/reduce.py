@@ -12,7 +12,8 @@ from kway.comm.sparse import SparseReducer
 
 
 class GradientReducer:
-    """Sums the gradients of ``parameters`` over ``group``, together with a vector of ``scalars`` numbers.
+    """Sums the gradients of ``parameters`` over ``group``, together with a vector of ``scalars`` numbers, the last
+    of which is the reducer's own.
 
     One all-reduce for each dtype, or for each bucket of a larger model. The gradients of the parameters named in
     ``tables`` may be sparse and stay so, by a gather of their rows; a sparse gradient of another parameter becomes
@@ -33,8 +34,7 @@ class GradientReducer:
         wanted = {id(table) for table in tables}
         sparse = [parameter for parameter in self.parameters if id(parameter) in wanted]
         dense = [parameter for parameter in self.parameters if id(parameter) not in wanted]
-        # One number more: that of the buckets.
-        self.flat = FlatGradients(dense, scalars + 1, beside=[*sparse, *frozen])
+        self.flat = FlatGradients(dense, scalars, beside=[*sparse, *frozen])
         self.buckets = BucketedSum(self.flat, group.apart(), limit)
         self.sparse = SparseReducer(sparse, group)
         vectors = self.flat.vectors
@@ -52,19 +52,20 @@ class GradientReducer:
         """
         return self.buckets.sending() if self.sends_ahead else nullcontext()
 
-    def reduce(self, scalars: torch.Tensor, counts: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum gradients and ``scalars`` (shape (n,)) over the ranks; return the summed scalars, and a scalar: 0, or NaN
-        where a gradient of another rank changed after it was sent (see ``Buckets``).
+    def reduce(self, numbers: torch.Tensor, counts: bool = True) -> torch.Tensor:
+        """Sum gradients and ``numbers`` over the ranks; return what adds up to the summed numbers, in float64.
 
+        ``numbers``: shape (n,), on the device; the last one is 0, and afterwards NaN where a gradient of another rank
+        changed after it was sent (see ``Buckets``). What is returned has shape (parts, n), and is to be
+        read before ``divide_``, behind whose gradients it lies.
         ``counts=False``: this rank holds no sample. Afterwards every gradient is equal on all ranks, and ``None``
         where no rank had one; dense ones are views into flat vectors. Raises ``RefusedError`` as ``Buckets.finish``.
         """
         self.group.trace.add(self._text)
-        complete = self.buckets.finish(torch.nn.functional.pad(scalars, (0, 1)), counts)
+        complete = self.buckets.finish(numbers, counts)
         self.flat.hand_out(complete)
         self.sparse.reduce(counts)
-        numbers = self.flat.scalars.to(scalars.dtype)
-        return numbers[:-1], numbers[-1]
+        return self.flat.parts
 
     def divide_(self, divisor: torch.Tensor) -> None:
         """Divide all gradients by a scalar tensor, in place."""

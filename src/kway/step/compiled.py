@@ -4,7 +4,7 @@ On a GPU a built-in loss too.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from types import MethodType
 from typing import Any
@@ -36,7 +36,7 @@ class CompiledStep:
     def __init__(
         self, core: StepCore, inner: Runner, options: dict[str, Any] | None = None, pieces: int | None = None
     ) -> None:
-        self._model, self._rule, self._inner = core.model, core.rule, inner
+        self._model, self._inner = core.model, inner
         dynamo: Any = import_module("torch._dynamo")
         self._failed = dynamo.exc.BackendCompilerFailed
         if core.kept is not None:
@@ -49,9 +49,10 @@ class CompiledStep:
         self._compiled = torch.compile(_seen(core.model), dynamic=False, **how)
         # Where launches cost: on a CPU it would take seconds to compile, and win nothing.
         launches = core.device.type == "cuda"
-        self._summed: Any = (
-            torch.compile(core.rule.summed, dynamic=False, options=options) if launches else core.rule.summed
-        )
+        self._small: list[tuple[Any, str, Any]] = [(core, "compiles", True)] if launches else []
+        for owner, name in core.compilable() if launches else ():
+            function = torch.compile(getattr(owner, name), dynamic=False, options=options)
+            self._small.append((owner, name, function))
 
     @property
     def kind(self) -> str:
@@ -73,21 +74,20 @@ class CompiledStep:
 
         Raises ``KwayError`` where torch.compile fails on the model or a built-in loss.
         """
-        model, rule = self._model, self._rule
-        before, summed = model._compiled_call_impl, rule.summed
-        model._compiled_call_impl, rule.summed = self._compiled, self._summed
-        try:
-            return self._inner.run(share, step, tally)
-        except self._failed as error:
-            cause = error.inner_exception
-            raise KwayError(
-                f"torch.compile cannot compile the model or its loss: {type(cause).__name__}: {cause}",
-                "",
-                "use a step kind that does not compile: eager, or graph on a GPU",
-            ) from error
-        finally:
-            # Evaluation and prediction have shapes of their own, which would each be compiled.
-            model._compiled_call_impl, rule.summed = before, summed
+        # Evaluation and prediction have shapes of their own, which would each be compiled.
+        with ExitStack() as undo:
+            for owner, name, value in [(self._model, "_compiled_call_impl", self._compiled), *self._small]:
+                undo.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, value)
+            try:
+                return self._inner.run(share, step, tally)
+            except self._failed as error:
+                cause = error.inner_exception
+                raise KwayError(
+                    f"torch.compile cannot compile the model or its loss: {type(cause).__name__}: {cause}",
+                    "",
+                    "use a step kind that does not compile: eager, or graph on a GPU",
+                ) from error
 
     def forget(self) -> None:
         """Forget recordings; compiled code reads parameters where they are."""
@@ -124,13 +124,24 @@ def compiling(
     config: Any = import_module("torch._dynamo.config")
     # Compiled code is kept by function, for all runs of a process: a hook that came later must not be passed over.
     settings = config.patch(recompile_limit=MOST_VARIANTS, skip_nnmodule_hook_guards=False)
-    with ExitStack() as undo, settings:
+    with ExitStack() as undo, settings, _gradients_as_outputs():
         for _, module in layers(core.model):
             if "forward" in vars(module):
                 _leave_out(module, "forward", undo)
         _leave_out(core.whole_batch, "gathered", undo)
         follow_weights(core.model, undo)
         yield CompiledStep(core, inner, options, pieces)
+
+
+def _gradients_as_outputs() -> AbstractContextManager[Any]:
+    """While open, compiled code takes the gradient of an output as the output lies in memory, without a copy.
+
+    The loss hands it over so. torch 2.11 expects it contiguous, and of a language model's scores, handed out with their
+    classes in the second dimension, it would copy the gradient to and fro.
+    """
+    config: Any = import_module("torch._functorch.config")
+    name = "guess_tangent_strides_as_outputs"
+    return config.patch({name: True}) if hasattr(config, name) else nullcontext()
 
 
 def _leave_out(owner: Any, name: str, undo: ExitStack) -> None:

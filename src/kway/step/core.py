@@ -23,6 +23,7 @@ from kway.step.inputs import caller, move, splitter
 from kway.step.kept_buffers import KeptBuffers
 from kway.step.losses import rule_for
 from kway.step.made import made_since, names_of
+from kway.step.numbers import unlike
 from kway.step.penalty import one_number
 from kway.step.precision import precision_of
 from kway.step.presence import Presence
@@ -147,6 +148,8 @@ class StepCore(ABC):
         self.drew: bool | None = None
         self.group, self.signs = group, Signs(group, telling)
         self._stepped, self._other_loss = True, False
+        # Whether what ``compilable`` lists is compiled in the step being taken.
+        self.compiles = False
         self._roster, self._built = Roster(model), names_of(model)
         # Held, so that no layer made later has the identity of one of them.
         self._known = {id(module): module for module in self._roster.modules}
@@ -160,6 +163,10 @@ class StepCore(ABC):
         penalty = self.update()
         self.advance()
         return outcome if penalty is None else outcome.plus(penalty)
+
+    def compilable(self) -> list[tuple[Any, str]]:
+        """List (object, attribute) of the functions of tensors alone that a compiled step may run as single kernels."""
+        return [(self.rule, "summed")]
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed.
@@ -268,13 +275,12 @@ class StepCore(ABC):
         """Return 0 where all ranks called the same collectives, else NaN. ``own``: this rank's fingerprint.
 
         Added to the weight of a step it makes all of it NaN, never other numbers, and no device is waited for. On a
-        CPU raises ``MispairedError`` at once. Lowest less highest is 0, or negative, of which there is no root.
+        CPU raises ``MispairedError`` at once.
         """
         if not calls.is_cuda:
             check_calls(calls, own)
             return calls.new_zeros(())
-        low, high = torch.aminmax(calls)
-        return torch.sqrt(low - high)
+        return unlike(calls)
 
     def compare(self, again: bool = False) -> None:
         """Raise ``MispairedError`` where ranks took other steps than the rest that no step has told of yet.

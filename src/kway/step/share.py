@@ -1,7 +1,7 @@
 """One optimizer step over this rank's share of the global batch."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -12,10 +12,11 @@ from kway.data.loader import Share
 from kway.data.seeds import key
 from kway.errors import RefusedError
 from kway.job import Job
-from kway.step.core import Outcome, StepCore
+from kway.step.core import Outcome, StepCore, check_calls
 from kway.step.endings import mean, plain, scaled
 from kway.step.gradients import resolve_conjugates
 from kway.step.kept_buffers import MICRO_BATCH, KeptBuffers
+from kway.step.numbers import alone, apart, told, written
 from kway.step.presence import Presence
 from kway.step.seeds import Draws
 from kway.step.tally import Tally, measure
@@ -34,8 +35,8 @@ class Reducer(Protocol):
     def sending(self) -> AbstractContextManager[None]:
         """Send ahead what is complete while the last gradients of this rank are computed inside."""
 
-    def reduce(self, scalars: Tensor, counts: bool) -> tuple[Tensor, Tensor]:
-        """Sum gradients and a vector of scalars; return these, and 0 or, where the sums must not count, NaN."""
+    def reduce(self, numbers: Tensor, counts: bool) -> Tensor:
+        """Sum gradients and a vector of numbers, the last one its own; return what adds up to these: (parts, n)."""
 
     def divide_(self, divisor: Tensor) -> None:
         """Divide all gradients by a scalar."""
@@ -67,6 +68,7 @@ class ShareStep(StepCore):
         super().__init__(job, model, optimizer, device, presence, group, telling)
         self.place, self.ranks = place, ranks
         self._reducer = reducer
+        self.written, self.told = written, told
         # Whether backward passes so far had collectives of their own; unknown before the first one.
         self._alone: bool | None = None
         self.kept = KeptBuffers(model, [], MICRO_BATCH) if keeps_buffers else None
@@ -93,32 +95,40 @@ class ShareStep(StepCore):
         if self._whole(share):
             # Divided before backward: nothing is left to be.
             return Outcome(sums[0], sums[1], sums[2:], together=sums)
-        slots = sums.new_zeros(4, self.ranks)
-        slots[:2, self.place].copy_(sums)
-        calls = asked = own = late = None
-        if self._reducer is not None:
-            own = self.signs.write(slots[2, self.place], slots[3, self.place])
-            numbers, late = self._reducer.reduce(slots.view(-1), share.count > 0)
-            slots = numbers.view(slots.shape)
-            calls, asked = None if own is None else slots[2], slots[3]
-        losses = slots[0]
-        loss, weight = slots[:2].sum(1).unbind()
-        if late is not None:
-            weight = weight + late
-        if calls is not None and own is not None:
-            weight = weight + self.mispaired(calls, own)
-        self._rescale(self._divisor(weight, share.total))
-        # Of a weight of 0 (every label ignored) there is no loss, as on one device.
-        loss = loss / weight if self.rule.averaged else loss + weight * 0
-        return Outcome(loss, weight, losses, asked, calls)
+        parts, own = self._over_ranks(sums, share.count > 0)
+        tells = own is not None
+        # A CPU has the numbers at hand, and says at once which rank is wrong.
+        compares = tells and parts.is_cuda
+        numbers, divisor = self.told(
+            parts, self.ranks, share.total, self.rule.averaged, tells, compares, sums.dtype
+        )
+        loss, weight, losses, asked, calls = apart(numbers, self.ranks, tells)
+        if calls is not None and not compares:
+            check_calls(calls, own)
+        self._rescale(divisor)
+        if self._reducer is None:
+            return Outcome(loss, weight, losses)
+        return Outcome(loss, weight, losses, asked, calls, together=numbers)
 
-    def _divisor(self, weight: Tensor, total: int) -> Tensor:
-        """Return what gradients of sums over ``total`` samples are divided by beside their scale."""
-        if not self.rule.averaged:
-            # Of the weight only that it is no number counts here, where ranks are mispaired.
-            return weight * 0 + 1.0 / total
-        # Gradients of a weight of 0 stay the 0 they are.
-        return (weight / total).masked_fill(weight == 0, 1.0)
+    def compilable(self) -> list[tuple[Any, str]]:
+        """List what else is compiled with a step: see ``StepCore.compilable``."""
+        return [*super().compilable(), (self, "written"), (self, "told")]
+
+    def _over_ranks(self, sums: Tensor, counts: bool) -> tuple[Tensor, int | None]:
+        """Reduce gradients and numbers; return the numbers (see ``step.numbers``), and this rank's fingerprint.
+
+        The latter is ``None`` in a step that does not tell it.
+        """
+        if self._reducer is None:
+            return alone(sums).unsqueeze(0), None
+        cells = self.signs.told_by_recording() if self.compiles else None
+        if cells is not None:
+            numbers = self.written(sums, cells, self.place, self.ranks)
+            return self._reducer.reduce(numbers, counts), self.signs.own
+        numbers = alone(sums, self.place, self.ranks)
+        rows = numbers[:-1].view(4, self.ranks)[:, self.place]
+        own = self.signs.write(rows[2], rows[3])
+        return self._reducer.reduce(numbers, counts), own
 
     def forget(self) -> None:
         """Take the buffers' values anew with the next step: see ``ShardStep.forget``."""

@@ -37,6 +37,13 @@ class Signs:
             self._steps += 1
             self._tells = self.telling.due(self._steps)
 
+    def told_by_recording(self) -> Tensor | None:
+        """Return where a step that is recorded finds fingerprint and wish, shape (2,); ``None`` in any other."""
+        if not self.on_device:
+            return None
+        self.own = self._group.trace.take()
+        return self._on_device()
+
     def write(self, fingerprint: Tensor, asked: Tensor) -> int | None:
         """Write this rank's fingerprint and wish into two scalar tensors that are 0.
 
@@ -59,10 +66,9 @@ class Signs:
 
     def _write(self, fingerprint: Tensor, asked: Tensor) -> int:
         if self.on_device:
-            if self._cells is None:
-                raise RuntimeError("a step was recorded before one was taken")
-            fingerprint.copy_(self._cells[0])
-            asked.copy_(self._cells[1])
+            cells = self._on_device()
+            fingerprint.copy_(cells[0])
+            asked.copy_(cells[1])
             return self.own + self._between
         if self._cells is None:
             self._cells = torch.zeros(2, dtype=torch.float64, device=fingerprint.device)
@@ -71,6 +77,11 @@ class Signs:
         if self._asked:
             asked.fill_(self._asked)
         return self.own + self._between
+
+    def _on_device(self) -> Tensor:
+        if self._cells is None:
+            raise RuntimeError("a step was recorded before one was taken")
+        return self._cells
 
     def untold(self, again: bool = False) -> int | None:
         """Return the fingerprint of all steps so far, ``None`` where all of them were told of.

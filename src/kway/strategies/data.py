@@ -59,7 +59,7 @@ class Data(Axis):
         check_trained(part.model, group)
         if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
-        gradients = Gradients(part.model, group, scalars=4 * part.shares, limit=part.bucket_bytes)
+        gradients = Gradients(part.model, group, scalars=4 * part.shares + 1, limit=part.bucket_bytes)
         part.reducer = gradients
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
@@ -97,11 +97,11 @@ class Gradients:
         # The same for ``reduce``, whatever was frozen meanwhile.
         self._sent = True
 
-    def reduce(self, scalars: torch.Tensor, counts: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum gradients and scalars over the ranks: see ``GradientReducer.reduce``."""
+    def reduce(self, numbers: torch.Tensor, counts: bool) -> torch.Tensor:
+        """Sum gradients and numbers over the ranks: see ``GradientReducer.reduce``."""
         sent, self._sent = self._sent, False
         reducer = self._reducer if sent and self._reducer is not None else self._update()
-        return reducer.reduce(scalars, counts)
+        return reducer.reduce(numbers, counts)
 
     def _update(self) -> GradientReducer:
         """Return the reducer of the parameters that are trained now."""

@@ -1,0 +1,77 @@
+"""The numbers that travel with gradients: what they say, and that recorded steps say the same in their own way."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from tests.step.recorded import Net, opened, share
+
+from kway.step.numbers import alone, apart, told, written
+
+SUMS = [torch.tensor([3.0, 2.0]), torch.tensor([5.0, 6.0])]
+
+
+def both(third=7.0):
+    found = [written(SUMS[place], torch.tensor([7.0, place]).double(), place, 2) for place in range(2)]
+    found[1][5] = third
+    return torch.stack(found).sum(0, keepdim=True)
+
+
+def test_each_rank_writes_its_own_places_alone():
+    first = alone(SUMS[0], 0, 2)
+    assert first.tolist() == [3, 0, 2, 0, 0, 0, 0, 0, 0]
+    assert both().tolist() == [[3, 5, 2, 6, 7, 7, 0, 1, 0]]
+
+
+@pytest.mark.parametrize(("averaged", "loss", "divisor"), [(True, 1.0, 0.8), (False, 8.0, 0.1)])
+def test_what_sums_say_in_closed_form(averaged, loss, divisor):
+    numbers, by = told(both(), 2, 10, averaged, True, True, torch.float64)
+    assert [value if value is None else value.tolist() for value in apart(numbers, 2, True)] == [
+        loss, 8, [3, 5], [0, 1], [7, 7],
+    ]  # fmt: skip
+    assert float(by) == pytest.approx(divisor, abs=1e-15)
+
+
+@pytest.mark.parametrize("wrong", ["other collectives", "a gradient that came too late"])
+def test_numbers_that_must_not_count_are_none(wrong):
+    parts = both(8.0 if wrong == "other collectives" else 7.0)
+    if wrong != "other collectives":
+        parts[0, -1] = math.nan
+    numbers, by = told(parts, 2, 10, True, True, True, torch.float64)
+    assert torch.isnan(numbers[:2]).all()
+    assert torch.isnan(by)
+
+
+def recorded(context, compiles):
+    # A CPU would look at once, while a step is recorded, at what is told to the recording only afterwards.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kway.step.share.check_calls", lambda calls, own: None)
+        return taken(context, compiles)
+
+
+def taken(context, compiles):
+    engine, step, recorder = opened(Net(), world=context.world, optimizer=partial(torch.optim.SGD, lr=0.1))
+    step._traced = not compiles
+    engine._step.compiles = compiles
+    outcomes = []
+    for number in range(6):
+        engine._step.asked = 1 if number == 4 and context.world.rank else 0
+        part = share(2 * number + context.world.rank, rows=3 - context.world.rank, total=5)
+        outcomes.append(step.run(part, number).packed().tolist())
+    replays, said = sum(made.replays for made in recorder.made), list(step.notices)
+    weights = {name: value.clone() for name, value in engine.model.state_dict().items()}
+    step.forget()
+    engine.close()
+    return outcomes, weights, replays, said
+
+
+def test_a_recorded_step_tells_the_same_whether_it_is_compiled_or_not(ranks):
+    plain, fused = (ranks.run(recorded, compiles, size=2) for compiles in (False, True))
+    for (outcomes, weights, replays, said), (others, their, again, too) in zip(plain, fused, strict=True):
+        assert replays
+        assert again
+        assert not said + too
+        assert outcomes == others
+        assert outcomes[4][4:6] == [0.0, 1.0]
+        assert all(torch.equal(value, their[name]) for name, value in weights.items())
