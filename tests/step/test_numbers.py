@@ -54,7 +54,10 @@ def taken(context, compiles):
     engine, step, recorder = opened(Net(), world=context.world, optimizer=partial(torch.optim.SGD, lr=0.1))
     step._traced = not compiles
     engine._step.compiles = compiles
-    outcomes = []
+    outcomes, written = [], []
+    real = engine._step.written
+    # Compiled code must have been made before a device records.
+    engine._step.written = lambda *given: (written.append(len(recorder.made)), real(*given))[1]
     for number in range(6):
         engine._step.asked = 1 if number == 4 and context.world.rank else 0
         part = share(2 * number + context.world.rank, rows=3 - context.world.rank, total=5)
@@ -63,6 +66,7 @@ def taken(context, compiles):
     weights = {name: value.clone() for name, value in engine.model.state_dict().items()}
     step.forget()
     engine.close()
+    assert (0 in written) == compiles
     return outcomes, weights, replays, said
 
 

@@ -105,7 +105,7 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
         raise RuntimeError(
             f"batch normalisation of {len(module.running_mean)} channels got {x.size(1)} (input {tuple(x.shape)})"
         )
-    statistics = gather_statistics(x, group, presence.counts)
+    statistics = gather_statistics(x, group, presence.counts, presence.arithmetic)
     # Reading the count waits for the device: only a share this small can mean that the batch is too small.
     values = statistics.count.item() if module.training and x.numel() <= x.size(1) else None
     if values == 1:
@@ -119,8 +119,8 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
         # what those of others hold: all go on, without a look at the count, and meet in backward.
         statistics, some = statistics.or_nothing()
     if moves and not recomputing():
-        move(module, statistics, some)
+        move(module, statistics, presence.arithmetic, some)
     arguments = (x, module.weight, module.bias, statistics, module.eps, group, presence.counts)
-    y: torch.Tensor = Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
+    y: torch.Tensor = Normalise.apply(*arguments, presence.arithmetic)  # type: ignore[no-untyped-call]
     presence.meeting.add(y)
     return y

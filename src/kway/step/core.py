@@ -166,7 +166,8 @@ class StepCore(ABC):
 
     def compilable(self) -> list[tuple[Any, str]]:
         """List (object, attribute) of the functions of tensors alone that a compiled step may run as single kernels."""
-        return [(self.rule, "summed")]
+        arithmetic = self.presence.arithmetic
+        return [(self.rule, "summed"), *((arithmetic, name) for name in arithmetic.names())]
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed.

@@ -14,6 +14,7 @@ import torch
 
 from kway.comm.group import Group
 from kway.step.accompany import refuse_second_derivative
+from kway.step.arithmetic import Arithmetic
 from kway.step.running import Statistics
 
 Tensor = torch.Tensor
@@ -24,20 +25,15 @@ def spread(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.dim() - 2))
 
 
-def gather_statistics(x: Tensor, group: Group, counts: bool) -> Statistics:
+def gather_statistics(x: Tensor, group: Group, counts: bool, arithmetic: Arithmetic) -> Statistics:
     """Combine the statistics of all ranks' x. A rank whose share does not count contributes nothing."""
     channels = x.size(1)
     values = x.numel() // channels if counts and channels else 0
-    local = torch.empty(2 * channels + 1, dtype=torch.float64, device=x.device)
     if values:
-        mean, var = local_statistics(x)
-        local[:channels].copy_(mean)
-        local[channels : 2 * channels].copy_(var)
-        # Not by assignment, for which torch waits for the device.
-        local[-1:].fill_(values)
+        local = arithmetic.packed(*local_statistics(x), arithmetic.count(values, x.device))
     else:
-        local.zero_()
-    return pool(group.stack(local))
+        local = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
+    return Statistics(*arithmetic.pooled(group.stack(local)))
 
 
 def local_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,20 +47,8 @@ def local_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def pool(rows: Tensor) -> Statistics:
-    """Combine rows of mean (C), biased variance (C) and count, shape (rows, 2 C + 1), in their order."""
-    channels = (rows.size(1) - 1) // 2
-    means, variances, count = torch.split(rows, [channels, channels, 1], dim=1)
-    total = count.sum()
-    part = count / total
-    mean = (means * part).sum(0)
-    away = means - mean
-    var = (torch.addcmul(variances, away, away) * part).sum(0)
-    return Statistics(mean, var, total)
-
-
 class Normalise(torch.autograd.Function):
-    """``apply(x, weight, bias, statistics, eps, group, counts)``: y = (x - mean) / sqrt(var + eps) * w + b.
+    """``apply(x, weight, bias, statistics, eps, group, counts, arithmetic)``: y = (x - mean) / sqrt(var + eps) * w + b.
 
     The gradient flows through the statistics of the whole group: backward is a collective. The gradients of
     weight and bias are those of this rank's share, as for any other parameter.
@@ -73,12 +57,12 @@ class Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         """Normalise this rank's x."""
-        x, weight, bias, statistics, eps, group, counts = args
+        x, weight, bias, statistics, eps, group, counts, arithmetic = args
         x = x if _last(x) else x.contiguous()
         inner = torch.promote_types(torch.float32, x.dtype)
-        mean, invstd = statistics.mean.to(inner), (statistics.var + eps).rsqrt().to(inner)
-        ctx.save_for_backward(x, weight, mean, invstd, statistics.count)
-        ctx.group, ctx.counts, ctx.eps = group, counts, eps
+        mean, invstd, total = arithmetic.given(statistics.mean, statistics.var, statistics.count, eps, inner)
+        ctx.save_for_backward(x, weight, mean, invstd, total)
+        ctx.group, ctx.counts, ctx.eps, ctx.arithmetic = group, counts, eps, arithmetic
         ctx.bias_dtype = None if bias is None else bias.dtype
         if not x.numel():
             return torch.empty_like(x)
@@ -92,29 +76,29 @@ class Normalise(torch.autograd.Function):
         """Return the gradients of x, weight and bias."""
         refuse_second_derivative("batch normalisation over the global batch")
         ctx.met = True
-        x, weight, mean, invstd, count = ctx.saved_tensors
+        x, weight, mean, invstd, total = ctx.saved_tensors
         dy = grads[0].contiguous(memory_format=torch.channels_last) if _last(x) else grads[0].contiguous()
         sums = _local_sums(dy, x, mean, invstd, ctx.eps)
         if not ctx.counts:
             sums.zero_()
-        over_group = ctx.group.stack(sums).sum(0)
+        weight_dtype = None if weight is None else weight.dtype
+        over_group, grad_weight, grad_bias = ctx.arithmetic.handed(
+            ctx.group.stack(sums), sums, invstd, weight_dtype, ctx.bias_dtype
+        )
         if not x.numel():
             dx = torch.zeros_like(x)
         elif x.is_cuda:
-            total = count.to(torch.int32).reshape(1)
             scale = None if weight is None else weight.to(mean.dtype)
             sum_dy, sum_dy_xmu = over_group.to(mean.dtype).unbind(0)
             dx = torch.batch_norm_backward_elemt(dy, x, mean, invstd, scale, sum_dy, sum_dy_xmu, total)
         else:
-            average = over_group / count
+            average = over_group / total
             slope = (average[1] * invstd * invstd).to(mean.dtype)
             scale = invstd if weight is None else invstd * weight
             rest = dy - spread(average[0].to(mean.dtype), x)
             rest.addcmul_(x - spread(mean, x), spread(slope, x), value=-1)
             dx = rest.mul_(spread(scale, x)).to(x.dtype)
-        grad_weight = None if weight is None else (sums[1] * invstd).to(weight.dtype)
-        grad_bias = None if ctx.bias_dtype is None else sums[0].to(ctx.bias_dtype)
-        return dx, grad_weight, grad_bias, None, None, None, None
+        return dx, grad_weight, grad_bias, None, None, None, None, None
 
 
 def variance_of(invstd: Tensor, var: Tensor, eps: float) -> Tensor:

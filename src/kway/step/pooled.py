@@ -11,9 +11,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kway.comm.group import Group
+from kway.step.arithmetic import pooled
 from kway.step.batchnorm import replaceable_layers
 from kway.step.checkpointing import recomputing
-from kway.step.normalise import local_statistics, pool
+from kway.step.normalise import local_statistics
 from kway.step.presence import Presence
 from kway.step.running import move_together, weight_of_batch, width_of
 from kway.step.stand_in import standing_in
@@ -46,11 +47,11 @@ class _Seen:
         now = torch.cat([mean.double(), var.double(), mean.new_full((1,), x.numel() // channels).double()])
         biased = self.variances[place].double() * ((before - 1) / max(before, 1))
         seen = torch.cat([self.means[place].double(), biased, now.new_full((1,), before)])
-        both = pool(torch.stack([seen, now]))
+        both_mean, both_var, count = pooled(torch.stack([seen, now]))
         self.counts[place] += x.numel() // channels
         # Past autograd, which holds them for the layer's backward pass without reading them in training.
-        self.means[place].data.copy_(both.mean)
-        self.variances[place].data.copy_(both.var * (both.count / (both.count - 1)))
+        self.means[place].data.copy_(both_mean)
+        self.variances[place].data.copy_(both_var * (count / (count - 1)))
 
 
 class ShardStatistics:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from kway.data.share import Share
 from kway.step.accompany import Meeting
+from kway.step.arithmetic import Arithmetic
 
 
 class Presence:
@@ -19,6 +20,7 @@ class Presence:
         # Whether a batch must not be cut in time, because a layer needs its statistics as a whole.
         self.whole = False
         self.meeting = Meeting()
+        self.arithmetic = Arithmetic()
         # Whether what is computed is the same on all ranks, and not a part of anything.
         self.apart = False
         # Called with each share that is taken up: from then on it is this job that computes.

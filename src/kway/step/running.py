@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from kway.step.arithmetic import Arithmetic, moved
+
 Tensor = torch.Tensor
 
 
@@ -27,7 +29,9 @@ class Statistics:
 
 
 @torch.no_grad()
-def move(module: _BatchNorm, statistics: Statistics, some: Tensor | None = None) -> None:
+def move(
+    module: _BatchNorm, statistics: Statistics, arithmetic: Arithmetic, some: Tensor | None = None
+) -> None:
     """Count one more batch, and move the running statistics of a layer: the variance unbiased.
 
     ``some``: whether there was any value, ``None`` where that is known. Torch counts a batch without, and moves nothing
@@ -38,13 +42,17 @@ def move(module: _BatchNorm, statistics: Statistics, some: Tensor | None = None)
     if module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
     factor = weight_of_batch(module)
-    # var * count / (count - 1)
-    unbiased = torch.addcdiv(statistics.var, statistics.var, statistics.count - 1)
-    for running, value in ((module.running_mean, statistics.mean), (module.running_var, unbiased)):
-        if running is not None and factor is not None:
-            # Past autograd, as torch's own kernel: what was computed with the old values keeps its backward pass.
-            moved = torch.lerp(running.double(), value, factor)
-            running.data.copy_(moved if some is None else torch.where(some, moved, running.double()))
+    if factor is None:
+        return
+    # Past autograd, as torch's own kernel: what was computed with the old values keeps its backward pass.
+    running = [None if kept is None else kept.data for kept in (module.running_mean, module.running_var)]
+    before = None if some is None else [None if kept is None else kept.clone() for kept in running]
+    # A factor that is another one in each step would be compiled anew in each.
+    function = moved if module.momentum is None else arithmetic.moved
+    function(running, statistics.mean, statistics.var, statistics.count, factor)
+    for kept, old in zip(running, before or (), strict=False):
+        if kept is not None and old is not None and some is not None:
+            kept.copy_(torch.where(some, kept, old))
 
 
 def width_of(module: _BatchNorm) -> int | None:

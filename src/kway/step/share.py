@@ -121,14 +121,15 @@ class ShareStep(StepCore):
         """
         if self._reducer is None:
             return alone(sums).unsqueeze(0), None
-        cells = self.signs.told_by_recording() if self.compiles else None
+        cells = self.signs.cells(self.device) if self.compiles else None
         if cells is not None:
-            numbers = self.written(sums, cells, self.place, self.ranks)
-            return self._reducer.reduce(numbers, counts), self.signs.own
+            there, own = cells
+            numbers = self.written(sums, there, self.place, self.ranks)
+            return self._reducer.reduce(numbers, counts), own
         numbers = alone(sums, self.place, self.ranks)
         rows = numbers[:-1].view(4, self.ranks)[:, self.place]
-        own = self.signs.write(rows[2], rows[3])
-        return self._reducer.reduce(numbers, counts), own
+        told = self.signs.write(rows[2], rows[3])
+        return self._reducer.reduce(numbers, counts), told
 
     def forget(self) -> None:
         """Take the buffers' values anew with the next step: see ``ShardStep.forget``."""

@@ -37,12 +37,21 @@ class Signs:
             self._steps += 1
             self._tells = self.telling.due(self._steps)
 
-    def told_by_recording(self) -> Tensor | None:
-        """Return where a step that is recorded finds fingerprint and wish, shape (2,); ``None`` in any other."""
-        if not self.on_device:
+    def cells(self, device: torch.device) -> tuple[Tensor, int] | None:
+        """Return fingerprint and wish as ``device`` holds them, shape (2,), and the fingerprint.
+
+        They are there already where a step is recorded. ``None`` where not every step tells them: to bring them there
+        each time would cost what is saved.
+        """
+        if not self._each:
             return None
         self.own = self._group.trace.take()
-        return self._on_device()
+        if self.on_device:
+            return self._on_device(), self.own + self._between
+        if self._cells is None:
+            self._cells = torch.zeros(2, dtype=torch.float64, device=device)
+        self.tell(self.own)
+        return self._cells, self.own + self._between
 
     def write(self, fingerprint: Tensor, asked: Tensor) -> int | None:
         """Write this rank's fingerprint and wish into two scalar tensors that are 0.
