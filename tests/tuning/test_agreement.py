@@ -1,5 +1,7 @@
 """Which candidates agree with the step as it is."""
 
+import weakref
+
 import torch
 
 from kway.tuning.agreement import Trace, standard
@@ -51,3 +53,17 @@ def test_what_is_kept_may_round_when_it_is_written():
     alike = standard(own, [own], "fp32")
     assert alike.difference(Trace((1.0,), {"weight": torch.tensor([1e-6 + 2**-23])})) == ""
     assert alike.difference(Trace((1.0,), {"weight": torch.tensor([0.0])})) != ""
+
+
+def test_of_other_orders_one_is_held_at_a_time():
+    held = []
+
+    def others():
+        for weight in (1.0, 1.01, 1.001):
+            other = trace(weight=weight)
+            held.append(weakref.ref(other))
+            yield other
+            del other
+            assert held[-1]() is None
+
+    assert abs(standard(trace(), others(), "fp32").noise["weight"] - 0.01) < 1e-6

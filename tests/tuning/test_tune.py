@@ -2,13 +2,19 @@
 
 import json
 from functools import partial
+from types import FunctionType
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 import kway
-from kway.tuning import trial
+from kway.jobs.place import Place
+from kway.records import Plan
+from kway.tuning import run, trial
+from kway.tuning.kept import code_of
+from kway.tuning.run import Wish, tune
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(64, 1, 6, 6, generator=G), torch.arange(64) % 3
@@ -150,7 +156,7 @@ def test_no_budget_is_left_means_that_nothing_more_is_tried(monkeypatch):
     run = kway.train(job(), devices="cpu:1", epochs=1)
     # A twentieth of four steps.
     assert (run.record.tuned["how"], run.record.settings) == ("left", {})
-    assert "22 steps" in run.record.tuned["why"]
+    assert "no time" in run.record.tuned["why"]
     asked = kway.tune(job(), devices="cpu:1", seconds=1e-9)
     assert (asked.how, asked.rows) == ("left", [])
 
@@ -235,6 +241,8 @@ def test_what_cannot_be_measured_is_left_with_the_reason(more, why):
 def test_bad_wishes_are_one_error(more, said):
     with pytest.raises(kway.UsageError, match=said):
         kway.train(job(), devices="cpu:1", epochs=1, **more)
+    with pytest.raises(kway.UsageError, match=r"^seconds=0"):
+        kway.tune(job(), devices="cpu:1", seconds=0)
 
 
 def test_what_one_model_was_given_another_of_the_same_shape_is_not(monkeypatch):
@@ -257,26 +265,6 @@ def test_what_was_left_out_for_want_of_time_is_tried_when_there_is_more(monkeypa
     assert kway.tune(job(), devices="cpu:1", seconds=60).how == "measured"
 
 
-@pytest.mark.usefixtures("forks")
-def test_a_rank_that_fails_alone_ends_the_run_and_leaves_nobody_waiting():
-    with pytest.raises(kway.KwayError, match="tune=False"):
-        kway.train(job(Breaks), devices="cpu:2", epochs=1, tune_seconds=20, stall_timeout="20s")
-
-
-class Breaks(nn.Module):
-    """Fails on rank 1 as soon as its weights lie otherwise than at first."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3))
-
-    def forward(self, x):
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        if rank == 1 and not self.layers[0].weight.is_contiguous():
-            raise RuntimeError("rank 1 alone")
-        return self.layers(torch.cat([x, x], 1))
-
-
 def test_a_choice_that_was_kept_by_another_program_is_not_believed(monkeypatch, tmp_path):
     made_fast(monkeypatch, {"optimizer": "fused"})
     kway.tune(job(), devices="cpu:1")
@@ -286,3 +274,188 @@ def test_a_choice_that_was_kept_by_another_program_is_not_believed(monkeypatch, 
     assert kway.tune(job(), devices="cpu:1").how == "measured"
     file.write_text("{")
     assert kway.tune(job(), devices="cpu:1", refresh=True).how == "measured"
+
+
+class Embeds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(64, 4, sparse=True), nn.Linear(4, 3)
+
+    def forward(self, number):
+        return self.last(self.table(number))
+
+
+@pytest.mark.usefixtures("forks")
+def test_fused_is_not_tried_where_gradients_are_sparse():
+    plain = partial(torch.optim.SGD, lr=0.05)
+    rows = kway.Job(Embeds, nn.CrossEntropyLoss(), plain, (torch.arange(64), Y), batch_size=16)
+    record = kway.tune(rows, devices="cpu:2", seconds=20)
+    assert record.how == "measured"
+    tried = [row["choice"].get("optimizer") for row in record.rows]
+    assert "fused" not in tried
+    assert "foreach" in tried
+
+
+class Fails(nn.Module):
+    """Fails on the ranks from ``rank`` on: at once, or when its weights lie otherwise than at first."""
+
+    def __init__(self, rank, at_once=False, error=RuntimeError):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+        self.rank, self.at_once, self.error = rank, at_once, error
+
+    def forward(self, x):
+        moved = not self.layers[0].weight.is_contiguous()
+        if torch.distributed.get_rank() >= self.rank and (moved or self.at_once):
+            raise self.error("no memory: can't allocate memory" if self.error is MemoryError else "of no use")
+        return self.layers(torch.cat([x, x], 1))
+
+
+def tuned_here(context, model, seconds, stop=""):
+    """Tune on a rank and return what came of it. ``stop``: the method of trials in which rank 1 hears a signal."""
+    plan = Plan("data", {"data": 2}, ["cpu", "cpu"], "math", "")
+    heard = getattr(trial.Trials, stop or "measure")
+
+    def hears(self, *given):
+        context.stop.by = "SIGTERM" if stop and context.world.rank == 1 else ""
+        return heard(self, *given)
+
+    with (
+        mock.patch.multiple(trial, WINDOW_S=0.0, ALIKE_S=2.0),
+        mock.patch.object(trial.Trials, stop or "measure", hears),
+        mock.patch.multiple("kway.tuning.run", MOST_S=20.0, missing=lambda device: "none"),
+    ):
+        wish, length = Wish(seconds, remembers=False), (10**8, None)
+        given = context.world, job(model), plan, model, wish, length, context.status, print, context.stop
+        return tune(*given)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, kway.UsageError])
+def test_what_fails_on_all_ranks_alike_is_refused_and_the_rest_is_tried(ranks, error):
+    one, other = ranks.run(tuned_here, Fails(0, error=error), 10)
+    verdicts = {row.choice.get("memory_format", ""): row.verdict for row in one.found.rows}
+    assert "refused" in verdicts["channels_last"]
+    assert [row.choice for row in one.found.rows] == [row.choice for row in other.found.rows]
+    assert any("optimizer" in row.choice and row.reading.step_s for row in one.found.rows)
+
+
+@pytest.mark.parametrize("error", [MemoryError, kway.UsageError])
+def test_a_rank_that_fails_alone_ends_all_soon_whatever_it_raises(ranks, error):
+    with pytest.raises(kway.KwayError, match="tune=False"):
+        ranks.run(tuned_here, Fails(1, error=error), 10, limit=30)
+
+
+def test_a_run_that_nobody_asked_to_tune_begins_though_its_step_fails_in_trials(ranks):
+    for tuned in ranks.run(tuned_here, Fails(0, at_once=True), None):
+        assert (tuned.how, tuned.choice) == ("left", {})
+        assert "of no use" in tuned.why
+    with pytest.raises(kway.RankError, match="of no use"):
+        ranks.run(tuned_here, Fails(0, at_once=True), 10)
+
+
+def test_nothing_more_is_tried_once_a_rank_is_to_stop(ranks):
+    for tuned in ranks.run(tuned_here, Fails(2), 20, "prepare"):
+        assert (tuned.how, "no time" in tuned.why) == ("left", True)
+    for tuned in ranks.run(tuned_here, Fails(2), 20, "measure"):
+        assert (tuned.choice, tuned.found.whole) == ({}, False)
+        assert [row.reading is None for row in tuned.found.rows] == [False, True, True, True]
+
+
+class Counting:
+    """A penalty and a metric that counts how often it was asked, and makes its answer of that."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self, *given):
+        self.asked += 1
+        return given[0].new_zeros(16) + self.asked if len(given) == 2 else torch.tensor(0.1 * self.asked)
+
+
+def test_what_counts_beside_the_model_is_not_asked_in_trials(monkeypatch):
+    made_fast(monkeypatch, {})
+    beside = {"penalty": Counting(), "metrics": {"asked": Counting()}}
+    assert kway.tune(job(**beside), devices="cpu:1").how == "measured"
+    assert (beside["penalty"].asked, beside["metrics"]["asked"].asked) == (0, 0)
+
+
+def test_a_penalty_of_the_model_itself_is_that_of_its_copy_in_trials(monkeypatch):
+    made_fast(monkeypatch, {})
+    model = Penalised()
+    assert kway.tune(job(model, penalty=model.penalty), devices="cpu:1").how == "measured"
+    assert model.last.weight.grad is None
+
+
+class Penalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(36, 3)
+
+    def penalty(self, model):
+        return self.last.weight.square().sum()
+
+    def forward(self, x):
+        return self.last(x.flatten(1))
+
+
+def subject_here(monkeypatch, job, seconds=20.0, **more):
+    """Return the subject of a tuning, what was asked of the budget for each choice, and the trials."""
+    seen = {}
+    plain = run.search
+
+    def search(stages, measure, cost, left, start):
+        seen["cost"] = cost
+        return plain([], measure, cost, left, start)
+
+    monkeypatch.setattr(run, "stages", lambda subject: seen.update(subject=subject) or [])
+    monkeypatch.setattr(run, "search", search)
+    kway.tune(job, devices="cpu:1", seconds=seconds, refresh=True, **more)
+    return seen
+
+
+def test_shares_are_cut_only_where_the_result_stays(monkeypatch):
+    with_norm = job(partial(nn.Sequential, nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 3)))
+    for level in ("math", "loose"):
+        assert subject_here(monkeypatch, job(), exactness=level)["subject"].may_be_cut
+        assert not subject_here(monkeypatch, with_norm, exactness=level)["subject"].may_be_cut
+
+
+def test_a_precision_costs_what_it_is_compared_with_too(monkeypatch):
+    cost = subject_here(monkeypatch, job(), allow=["bf16"])["cost"]
+    assert cost({"precision": "bf16"}) > cost({}) == cost({"optimizer": "foreach"})
+
+
+def tuned_among(context, folder):
+    """Tune inside ranks that are there, each of which names another folder."""
+    where = Place(Plan("data", {"data": 2}, ["cpu", "cpu"], "math", ""), 1, context.world)
+    with mock.patch("kway.jobs.tuning.place", return_value=where):
+        return kway.tune(job(), seconds=1e-9, out=folder / str(context.world.rank)).how
+
+
+def test_inside_ranks_that_are_there_the_first_names_the_folder_and_writes(ranks, tmp_path):
+    assert ranks.run(tuned_among, tmp_path) == ["left", "left"]
+    assert [*tmp_path.rglob("*.json")] == [tmp_path / "0" / "tune.json"]
+    assert not (tmp_path / "1").exists()
+
+
+def scaled(by, around):
+    def penalty(model, half=by):
+        return around * half
+
+    return penalty
+
+
+def test_code_is_told_apart_by_what_is_given_to_it_and_not_by_the_order_of_a_set():
+    told = [code_of(scaled(by, around)) for by, around in ((1, 1), (2, 1), (1, 2), (1, scaled), (1, code_of))]
+    assert len(set(told)) == len(told)
+    code = scaled.__code__
+    one, other = (code.replace(co_consts=((1, frozenset(of)),)) for of in ([0, 8], [8, 0]))
+    assert code_of(FunctionType(one, {})) == code_of(FunctionType(other, {}))
+    assert code_of(FunctionType(one, {})) != code_of(FunctionType(code, {}))
+
+
+def test_clipping_and_averaging_are_other_questions(monkeypatch):
+    made_fast(monkeypatch, {"optimizer": "fused"})
+    kway.tune(job(), devices="cpu:1")
+    for changed in (job(clip=1.0), job(ema=0.9)):
+        assert kway.train(changed, devices="cpu:1", steps=1, epochs=1).record.tuned["how"] == "left"

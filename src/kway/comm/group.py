@@ -75,7 +75,7 @@ class Group:
 
     def apart(self) -> "Group":
         """Return the same group without a trace: for collectives that ranks start at different times."""
-        return Group(self.rank, self.size, self.handle, self.ranks, Untraced(), self.waiting)
+        return Group(self.rank, self.size, self.handle, self.ranks, Untraced(self.trace), self.waiting)
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum ``tensor`` over the ranks in place and return it. Equal bits on all ranks."""

@@ -15,6 +15,8 @@ class Trace:
     """Takes note of collectives by name, and of shape and dtype where these must be equal on all ranks."""
 
     def __init__(self) -> None:
+        # Collectives begun, those of ``Untraced`` beside it among them.
+        self.begun = 0
         # What was noted since the last time: a step that is done again by a recording leaves it as it was then.
         self.left = 0
         # Collectives of tensors as they were taken note of before: most steps call the same ones. The others may never
@@ -23,6 +25,7 @@ class Trace:
 
     def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None) -> None:
         """Take note of one collective."""
+        self.begun += 1
         call = (name, shape, dtype)
         text = self._known.get(call)
         if text is None:
@@ -42,10 +45,18 @@ class Trace:
 
 
 class Untraced(Trace):
-    """Takes no note: of collectives that ranks start at different times the order tells nothing."""
+    """Takes no note: of collectives that ranks start at different times the order tells nothing.
+
+    Counts them with those of ``beside``.
+    """
+
+    def __init__(self, beside: Trace) -> None:
+        super().__init__()
+        self._beside = beside
 
     def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None) -> None:
-        """Take no note."""
+        """Count it."""
+        self._beside.begun += 1
 
     def add(self, text: bytes) -> None:
         """Take no note."""

@@ -1,7 +1,9 @@
 """``kway.tune``: what was tried, and what was chosen, which is kept for later runs. ``kway.train`` asks here too."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +12,8 @@ from torch import nn
 from kway.errors import UsageError
 from kway.job import PRECISIONS, Job
 from kway.jobs.arguments import check_job
-from kway.jobs.place import Place, place
+from kway.jobs.folder import claimed
+from kway.jobs.place import Place, on_main, place
 from kway.records import Plan, Training, Tuning
 from kway.registry import known
 from kway.step.build import build
@@ -44,29 +47,41 @@ def tune(
     seconds: float | None = USUAL_S,
     allow: Iterable[str] = (),
     refresh: bool = False,
+    out: Path | str | None = None,
     ranks: Any = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tuning:
     """Measure which way to take the steps of ``job`` is fastest here; return the record of what was tried.
 
-    What is chosen counts for every later ``kway.train`` of the same model, batch, devices and versions on this machine.
+    What is chosen counts for every later ``kway.train`` of the same model, batch, devices and versions on this machine;
+    not where ``allow`` names a precision: that is another run, which nobody is given unasked.
     ``step_kind``, ``settings``: what is to stay as named. ``seconds``: at most, about; what would take longer than is
     left is not begun. ``allow``: precisions that may be chosen beside the job's own. ``refresh``: measure also what is
-    known already. The rest as for ``kway.train``. Raises ``UsageError`` before anything starts.
+    known already. ``out``: a folder for tune.json. The rest as for ``kway.train``. Raises ``UsageError`` before
+    anything starts.
     """
     check_job(job)
     where = place(devices, strategy, exactness, shards, step_kind=first_kind(step_kind), settings=settings)
-    wish = wish_of(True, USUAL_S if seconds is None else seconds, step_kind, exactness, allow, refresh)
+    limit = USUAL_S if seconds is None else seconds
+    wish = wish_of(True, limit, step_kind, exactness, allow, refresh, "seconds")
     assert wish is not None
     parts, _ = training_parts(replace(job, validation=None))
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
     sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
     own = None if where.starts_ranks else model
-    tuned, gpus = where.run(
-        tune_rank, sent, where.plan, wish, own, on_event=lambda event: say(event["text"]), ranks=ranks
-    )[0]
-    return record_of(job, where, parts.order.batch_size, tuned, wish, gpus)
+    with ExitStack() as stack:
+        folder = out
+        if out is not None:
+            # Claimed once for all ranks, the first of which names it.
+            folder = on_main(where, lambda: str(stack.enter_context(claimed(out, "tune.json"))))
+        tuned, gpus = where.run(
+            tune_rank, sent, where.plan, wish, own, on_event=lambda event: say(event["text"]), ranks=ranks
+        )[0]
+        record = record_of(job, where, parts.order.batch_size, tuned, wish, gpus)
+        if folder is not None and where.is_main:
+            record.save(Path(folder))
+    return record
 
 
 def tune_rank(
@@ -74,7 +89,9 @@ def tune_rank(
 ) -> tuple[Tuned, list[str]]:
     """Tune on one rank. The task that ``tune`` sends."""
     module = build(job) if model is None else model
-    tuned = tune_on_ranks(context.world, job, plan, module, wish, (0, None), context.status, _teller(context))
+    tuned = tune_on_ranks(
+        context.world, job, plan, module, wish, (0, None), context.status, _teller(context), context.stop
+    )
     return tuned, [gpu_name(torch.device(context.world.device))]
 
 
@@ -96,8 +113,10 @@ def wish_of(
     exactness: str,
     allow: Iterable[str] = (),
     refresh: bool = False,
+    named: str = "tune_seconds",
 ) -> Wish | None:
-    """Return how a run is to be tuned, ``None`` for not at all. Raises ``UsageError``.
+    """Return how a run is to be tuned, ``None`` for not at all. Raises ``UsageError``. ``named``: what the user calls
+    the seconds.
 
     Only where seconds are named: a step kind that the user has chosen, and level bits, where a choice is part of the
     bits, and what one run has measured another one must not take up unasked.
@@ -106,7 +125,7 @@ def wish_of(
         isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < MOST_S
     ):
         raise UsageError(
-            f"tune_seconds={seconds!r}", f"it must be a number of seconds greater than 0, below {MOST_S:,}"
+            f"{named}={seconds!r}", f"it must be a number of seconds greater than 0, below {MOST_S:,}"
         )
     if not wanted:
         if seconds is not None:
@@ -128,7 +147,7 @@ def tuned_job(
     ``length``: the run's epochs, and its steps at most.
     """
     say = _teller(context)
-    tuned = tune_on_ranks(context.world, job, plan, model, wish, length, context.status, say)
+    tuned = tune_on_ranks(context.world, job, plan, model, wish, length, context.status, say, context.stop)
     told = {
         "how": tuned.how,
         "why": tuned.why,

@@ -7,7 +7,7 @@ float16, which are hundredths and thousandths, 16 are allowed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -75,17 +75,18 @@ class Standard:
         return ""
 
 
-def standard(own: Trace, others: Sequence[Trace], precision: str) -> Standard:
-    """Make the standard from a trace of the step as it is, and traces of it over samples in other orders."""
-    made = Standard(own, precision)
-    made.noise = {
-        name: max((largest(tensor, other.tensors[name]) for other in others), default=0.0)
-        for name, tensor in own.tensors.items()
-    }
-    made.loss_noise = [
-        max((abs(loss - other.losses[step]) for other in others), default=0.0)
-        for step, loss in enumerate(own.losses)
-    ]
+def standard(own: Trace, others: Iterable[Trace], precision: str) -> Standard:
+    """Make the standard from a trace of the step as it is, and traces of it over samples in other orders.
+
+    Of the others one is held at a time: each is as large as the model with its gradients.
+    """
+    made = Standard(own, precision, dict.fromkeys(own.tensors, 0.0), [0.0] * len(own.losses))
+    for other in others:
+        for name, tensor in own.tensors.items():
+            made.noise[name] = max(made.noise[name], largest(tensor, other.tensors[name]))
+        for step, loss in enumerate(own.losses):
+            made.loss_noise[step] = max(made.loss_noise[step], abs(loss - other.losses[step]))
+        del other  # before the next one is made
     return made
 
 

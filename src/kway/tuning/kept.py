@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ from kway.training.subject import data_text
 from kway.training.surroundings import gpu_name, versions
 from kway.tuning.knobs import Choice, Subject, check_choice
 from kway.world import World
+
+# Of a function that is not defined yet where another one knows it.
+_EMPTY = CellType()
 
 
 def facts(
@@ -41,6 +44,8 @@ def facts(
         "optimizer": code_of(job.optimizer),
         "loss": str(job.loss) if isinstance(job.loss, nn.Module) else code_of(job.loss),
         "beside": [code_of(each) for each in (job.penalty, job.schedule, *job.metrics.values())],
+        "clip": job.clip,
+        "ema": job.ema,
         "data": data_text(job.data),
         "sample": _shapes(_sample(parts)),
         "batch_size": job.batch_size,
@@ -61,26 +66,54 @@ def facts(
 
 
 def code_of(function: Any) -> str:
-    """Return what tells a function from others: its name, what a ``partial`` of it is given, a digest of its code."""
+    """Return what tells a function from others: its name, a digest of its code, and of what a ``partial`` of it, its
+    defaults or the function around it have given it, what is plain or a function.
+    """
     if function is None:
         return ""
     if isinstance(function, partial):
-        given: dict[Any, Any] = {**dict(enumerate(function.args)), **function.keywords}
-        plain = {
-            key: value for key, value in given.items() if isinstance(value, bool | int | float | str | tuple)
-        }
-        return f"{code_of(function.func)}({plain})"
+        return f"{code_of(function.func)}({_given({**dict(enumerate(function.args)), **function.keywords})})"
     code = getattr(function, "__code__", None)
     name = (
         f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
     )
-    return name if code is None else f"{name}:{hashlib.sha256(_code(code).encode()).hexdigest()[:12]}"
+    if code is None:
+        return name
+    digest = hashlib.sha256(_code(code).encode()).hexdigest()[:12]
+    cells = zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False)
+    around = {key: cell.cell_contents for key, cell in cells if cell != _EMPTY}
+    defaults = {**dict(enumerate(getattr(function, "__defaults__", None) or ()))}
+    defaults |= getattr(function, "__kwdefaults__", None) or {}
+    given = [
+        _given({name: value for name, value in each.items() if value is not function})
+        for each in (around, defaults)
+    ]
+    return f"{name}:{digest}" + "".join(f"[{each}]" for each in given if each)
+
+
+def _given(values: Mapping[Any, Any]) -> str:
+    """Write what of some values tells one call from another, whatever order sets are in."""
+    plain = (bool, int, float, str, bytes, tuple, frozenset)
+    told = {
+        key: _constant(value) if isinstance(value, plain) else code_of(value)
+        for key, value in values.items()
+        if isinstance(value, (*plain, partial, FunctionType))
+    }
+    return ", ".join(f"{key}={told[key]}" for key in told)
 
 
 def _code(code: Any) -> str:
     """Return the instructions of a code object with the names and constants in them, functions inside too."""
-    inner = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {inner}"
+    return f"{code.co_code.hex()} {code.co_names} {_constant(code.co_consts)}"
+
+
+def _constant(value: Any) -> str:
+    """Write a constant of code. The order of a set is another one in each process."""
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(_constant, value)))}}}"
+    return f"({', '.join(map(_constant, value))})" if isinstance(value, tuple) else repr(value)
 
 
 def _sample(parts: Parts) -> Any:

@@ -1,6 +1,5 @@
 """Tuning of one job on the ranks that will train it: what was chosen before, or what measuring chooses now."""
 
-import copy
 import math
 import time
 from collections.abc import Callable
@@ -12,21 +11,23 @@ import torch
 from torch import nn
 
 from kway.comm.group import Group
+from kway.comm.meeting import meeting
 from kway.data.arrays import InMemory
 from kway.data.order import KeyedOrder
 from kway.data.parts import Parts
 from kway.data.streams import StreamOrder
 from kway.devices.compilers import missing
+from kway.errors import line_of
 from kway.job import Job
 from kway.launch.status import Status
 from kway.records import Plan
-from kway.step.batchnorm import layers
+from kway.strategies.micro_batches import why_whole
 from kway.training.parts import training_parts
 from kway.tuning.kept import facts, keep, recall
 from kway.tuning.knobs import Choice, Subject, stages
 from kway.tuning.search import Found, Reading, search
-from kway.tuning.trial import Trials, compiles
-from kway.world import World
+from kway.tuning.trial import ORDERS, Trials, compiles, copied
+from kway.world import StopRequest, World
 
 # By default at most this part of the expected run, and never more seconds than this.
 PART, MOST_S = 0.05, 60.0
@@ -81,10 +82,12 @@ def tune(
     length: tuple[int, int | None],
     status: Status,
     say: Callable[[str], None],
+    stop: StopRequest,
 ) -> Tuned:
     """Choose how the steps of a job run, by measurement or from memory. A collective: all ranks get the same answer.
 
-    ``length``: how many epochs the run will take, and how many steps at most. ``say`` is told what goes on.
+    ``length``: how many epochs the run will take, and how many steps at most. ``say`` is told what goes on. Nothing
+    more is tried once ``stop`` is set on any rank.
     """
     begun = time.perf_counter()
     parts = training_parts(replace(job, validation=None))[0]
@@ -112,28 +115,31 @@ def tune(
             )
         if wish.seconds is None and steps < LEAST_STEPS:
             return Tuned({}, "left", f"a run of fewer than {LEAST_STEPS:,} steps does not repay it")
-        whys = group.objects(_not_copied(model))
+        whys = group.objects(_not_copied(model, job))
         if any(whys):
             return Tuned({}, "left", next(filter(None, whys)))
         say("measuring which way to run the steps is fastest")
         compared = COMPARED[torch.device(world.device).type]
-        trials = Trials(own, group, job, plan, model, status, compared)
-        left = trials.prepare(
-            lambda step_s: trials.steps_before_first * step_s < _seconds(wish, steps, step_s)
-        )
-        start = Reading() if left else trials.measure({})
-        if left or start.refused or start.difference:
-            left = left or start.refused or f"the step does not repeat itself: {start.difference}"
-            return Tuned({}, "left", left, time.perf_counter() - begun)
-        budget = _Budget(trials, subject, begun, start, _seconds(wish, steps, start.median_s))
-        # What ranks saw may differ, and so would the stages.
-        seen, compiler = group.objects((trials.seen, subject.compiler))[0]
-        subject = replace(
-            subject, waits=seen.waits, attention=seen.attention, forms=seen.forms, compiler=compiler
-        )
-        found = search(stages(subject), budget.measure, budget.cost, budget.left, start)
+        with meeting(group) as met:
+            trials = Trials(own, group, met, job, plan, model, status, compared)
+
+            def enough(step_s: float, rest_s: float) -> bool:
+                return rest_s < _seconds(wish, steps, step_s) and not any(group.objects(bool(stop.by)))
+
+            left = trials.prepare(enough, wish.seconds is not None)
+            start = Reading() if left else trials.measure({})
+            if left or start.refused or start.difference:
+                left = left or start.refused or f"the step does not repeat itself: {start.difference}"
+                return Tuned({}, "left", left, time.perf_counter() - begun)
+            budget = _Budget(trials, subject, begun, start, _seconds(wish, steps, start.median_s), stop)
+            # What ranks saw may differ, and so would the stages.
+            seen, compiler = group.objects((trials.seen, subject.compiler))[0]
+            subject = replace(
+                subject, waits=seen.waits, attention=seen.attention, forms=seen.forms, compiler=compiler
+            )
+            found = search(stages(subject), budget.measure, budget.cost, budget.left, start)
         made = datetime.now(UTC).isoformat(timespec="seconds")
-        if known is not None:
+        if known is not None and not budget.stopped:
             keep(known, found.best, made, math.inf if found.whole else budget.seconds)
         return Tuned(found.best, "measured", seconds=time.perf_counter() - begun, made=made, found=found)
 
@@ -159,17 +165,17 @@ def _not_repeatable(parts: Parts) -> str:
     return ""
 
 
-def _not_copied(model: nn.Module) -> str:
-    """Return why trials cannot have copies of this rank's model, or ``""``."""
+def _not_copied(model: nn.Module, job: Job) -> str:
+    """Return why trials cannot have copies of this rank's model and of what is called beside it, or ``""``."""
     held = [*model.parameters(), *model.buffers()]
     if len({each.untyped_storage().data_ptr() for each in held if each.nbytes}) < sum(
         1 for each in held if each.nbytes
     ):
         return "parameters or buffers of the model share their memory, which a copy of it would not"
     try:
-        copy.deepcopy(model)
+        copied(model, job)
     except Exception as error:
-        return f"the model cannot be copied ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+        return f"model, loss, penalty or metrics cannot be copied ({line_of(error)})"
     return ""
 
 
@@ -195,7 +201,8 @@ def _subject(
     device = torch.device(world.device).type
     parameters = [parameter for _, parameter in model.named_parameters()]
     share = -(-(job.batch_size or 1) // world.size)
-    whole = plan.exactness == "bits" or (plan.exactness == "math" and bool(layers(model)))
+    batch = job.batch_size or 1
+    cut = device == "cpu" and why_whole(job, model, plan.layout, plan.exactness, batch, plan.shards) is None
     return Subject(
         device=device,
         ranks=world.size,
@@ -209,7 +216,7 @@ def _subject(
         parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
         workers=workers,
         micro_batch=min(share, job.micro_batch or share),
-        may_be_cut=device == "cpu" and not whole,
+        may_be_cut=cut,
         named=frozenset(plan.settings).union(
             [] if job.workers is None else ["workers"], [] if job.micro_batch is None else ["micro_batch"]
         ),
@@ -217,28 +224,48 @@ def _subject(
 
 
 class _Budget:
-    """Seconds that are left, and what trying a choice will take of them. ``begun``: since when they count."""
+    """Seconds that are left, and what trying a choice will take of them. ``begun``: since when they count.
+
+    ``stopped``: whether none were left because ``stop`` was set on a rank.
+    """
 
     def __init__(
-        self, trials: Trials, subject: Subject, begun: float, start: Reading, seconds: float
+        self,
+        trials: Trials,
+        subject: Subject,
+        begun: float,
+        start: Reading,
+        seconds: float,
+        stop: StopRequest,
     ) -> None:
+        self._stop, self.stopped = stop, False
         self._trials, self._plain = trials, start.cost_s
         self.seconds, self._ends = seconds, begun + seconds
+        # By rank 0's clock.
+        self._trace_s = trials.group.objects(trials.trace_s)[0]
         fixed, each = FIRST_S[subject.device]
         leaves = sum(1 for module in trials.model.modules() if next(module.children(), None) is None)
         self._compiling = fixed + each * leaves
         self._made: set[tuple[object, ...]] = set()
 
     def left(self) -> float:
-        """The seconds that are left by rank 0's clock: all ranks decide alike."""
-        return float(self._trials.group.objects(self._ends - time.perf_counter())[0])
+        """The seconds that are left by rank 0's clock, none once a rank was asked to stop: all ranks decide alike."""
+        all_ = self._trials.group.objects((self._ends - time.perf_counter(), bool(self._stop.by)))
+        self.stopped = self.stopped or any(stops for _, stops in all_)
+        return 0.0 if self.stopped else float(all_[0][0])
 
     def cost(self, choice: Choice) -> float:
-        """Seconds that trying a choice takes, about: as much as the step as it is, and what has to be compiled."""
-        if not compiles(choice, self._trials.plan):
-            return self._plain
+        """Seconds that trying a choice takes, about: as much as the step as it is, what has to be compiled, and what a
+        precision is compared with.
+        """
+        trials = self._trials
+        plain = self._plain
+        if choice.get("precision", trials.job.precision) not in trials.standards:
+            plain += (1 + ORDERS) * self._trace_s
+        if not compiles(choice, trials.plan):
+            return plain
         again = AGAIN if _kernels(choice) in self._made else 1.0
-        return self._plain + self._compiling * again * LONGER.get(choice.get("compile_mode", ""), 1.0)
+        return plain + self._compiling * again * LONGER.get(choice.get("compile_mode", ""), 1.0)
 
     def measure(self, choice: Choice) -> Reading:
         """Try a choice, and learn from it how long compiling takes."""

@@ -3,11 +3,12 @@
 import copy
 import gc
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,13 +17,16 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from kway.comm.group import Group
+from kway.comm.meeting import Meeting
+from kway.comm.trace import Trace as Calls
 from kway.data.loader import Share
-from kway.errors import KwayError, UsageError
+from kway.errors import KwayError, UsageError, text_of
 from kway.job import Job
 from kway.launch.status import Status
 from kway.proving.compare import largest_magnitude
 from kway.proving.quiet import without_dropout
 from kway.records import Plan
+from kway.step.core import Outcome
 from kway.step.kinds import KINDS
 from kway.step.seeds import preserved
 from kway.step.settings import OPTIMIZER_FORMS, Settings, takes_form
@@ -35,11 +39,14 @@ from kway.tuning.search import Reading
 from kway.world import World
 
 Tensor = torch.Tensor
+T = TypeVar("T")
 
 WINDOWS = 5
 # Seconds of a window at least, and steps: a shorter one would time the clock.
 WINDOW_S, MOST_STEPS = 0.15, 200
 ORDERS = 3
+# Seconds in which ranks that fail alike do so, at least: the others of one that fails alone never come.
+ALIKE_S = 60.0
 
 
 def applied(choice: Choice, job: Job, plan: Plan) -> tuple[Job, Plan]:
@@ -69,7 +76,7 @@ class Compared:
 
 @dataclass
 class Trials:
-    """Tries choices of one job on this rank; all ranks of ``group`` make the same calls.
+    """Tries choices of one job on this rank; all ranks of ``group`` make the same calls, and come to ``meeting``.
 
     ``world``: where engines stand, alone at level bits. ``model``: as the run would begin with it.
 
@@ -78,6 +85,7 @@ class Trials:
 
     world: World
     group: Group
+    meeting: Meeting
     job: Job
     plan: Plan
     model: nn.Module
@@ -89,14 +97,25 @@ class Trials:
     def __post_init__(self) -> None:
         """Note where this rank computes."""
         self.device = torch.device(self.world.device)
-        self._step_s, self._quiet = 0.0, False
+        self.trace_s = self._step_s = 0.0
+        self._quiet = False
+        # Of the engine that is open now, and of how many steps it has begun.
+        self._calls, self._begun = Calls(), 0
 
-    def prepare(self, enough: Callable[[float], bool]) -> str:
+    def prepare(self, enough: Callable[[float, float], bool], asked: bool = True) -> str:
         """Take the compared steps as they are, to compare with; return why nothing can be compared, or ``""``.
 
-        ``enough`` is asked, with the seconds of a step, whether there is time for the rest: some
-        ``steps_before_first`` steps. Raises what the user's code raises. A collective.
+        ``enough`` is asked, with the seconds of a step and those that the rest takes before the first candidate,
+        whether there is time for it. What the user's code raises on all ranks alike is raised where tuning was
+        ``asked`` for; else the run will say it. Raises ``KwayError`` where a rank fails alone. A collective.
         """
+        all_, raised = self._together("the step as it is", lambda: self._prepared(enough))
+        failed = next((said for _, said, _ in all_ if said), "")
+        if failed and asked:
+            raise raised or KwayError(failed)
+        return f"the step as it is failed: {failed}" if failed else str(all_[self.group.rank][0])
+
+    def _prepared(self, enough: Callable[[float, float], bool]) -> str:
         own = self._own_trace({}, 0)
         if any(self.group.objects(own.drew)):
             # What is drawn differs from order to order and from kind to kind, and would hide what is wrong.
@@ -104,50 +123,63 @@ class Trials:
             own = self._own_trace({}, 0)
             if any(self.group.objects(own.drew)):
                 return "the model draws random numbers beside dropout, so that no two ways can be compared"
-        if not enough(self.group.objects(self._step_s)[0]):
-            return (
-                f"{self.steps_before_first} steps come before the first candidate, for which there is no time"
-            )
-        others = [self._own_trace({}, order).trace for order in range(1, 1 + ORDERS)]
+        step_s, trace_s = self.group.objects((self._step_s, self.trace_s))[0]
+        # The other orders, and the step as it is measured.
+        rest_s = (ORDERS + 1 + self._quiet) * trace_s + (4 + 2 * WINDOWS) * step_s
+        if not enough(step_s, rest_s):
+            return f"the first candidate comes after some {rest_s:.2g} s, for which there is no time"
+        others = (self._own_trace({}, order).trace for order in range(1, 1 + ORDERS))
         self.standards[self.job.precision] = standard(own.trace, others, self.job.precision)
         return ""
-
-    @property
-    def steps_before_first(self) -> int:
-        """How many steps are taken before the first candidate is, at least."""
-        return (ORDERS + 1 + self._quiet) * self.compared + 4 + 2 * WINDOWS
 
     def measure(self, choice: Choice) -> Reading:
         """Try a choice. What cannot run, or does not agree, says so in the reading. A collective.
 
-        Raises ``KwayError`` where a rank of several fails in the midst of a step: the others wait for it there.
+        Raises ``KwayError`` where a rank fails alone: the others wait for it in the midst of a step.
         """
-        begun = time.perf_counter()
+        all_, _ = self._together(f"a way to run steps ({dict(choice)})", lambda: self._tried(choice))
+        readings = [own or Reading(refused=said) for own, said, _ in all_]
+        return _slowest(readings, max(seconds for *_, seconds in all_))
+
+    def _together(
+        self, what: str, call: Callable[[], T]
+    ) -> tuple[list[tuple[T | None, str, float]], Exception | None]:
+        """Return what ``call`` returned on each rank, or what it raised in a line, and in how many seconds; and what it
+        raised here.
+
+        Only ranks that have begun as many collectives can go on together. Raises ``KwayError`` on those that come
+        where one does not, or has begun others.
+        """
+        begun, own, raised, said = time.perf_counter(), None, None, ""
+        self._calls, self._begun = Calls(), 0
         try:
-            reading = self._tried(choice)
-        except UsageError as error:
-            reading = Reading(refused=error.got)
+            own = call()
         except Exception as error:
-            reading = Reading(refused=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-            # What every rank meets alike they all refuse: a compiler that cannot. Of other errors nobody knows.
-            if self.group.size > 1 and not isinstance(error, KwayError):
-                raise KwayError(
-                    f"while a way to run steps was tried ({dict(choice)}): {reading.refused}",
-                    "the other ranks wait inside of the step",
-                    "run without measuring: tune=False (--no-tune)",
-                ) from error
+            raised, said = error, _said(error)
+            # What failed holds all that it had computed, as long as anybody holds its traceback.
+            traceback.clear_frames(error.__traceback__)
         if self.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
-        all_ = self.group.objects((reading, time.perf_counter() - begun))
-        return _slowest([own for own, _ in all_], max(seconds for _, seconds in all_))
+        seconds = time.perf_counter() - begun
+        at = self._begun, self._calls.begun, self.group.trace.begun
+        met = self.meeting.objects((own, said, seconds, at), max(ALIKE_S, seconds))
+        if met is None or len({each for *_, each in met}) > 1:
+            raise KwayError(
+                f"while {what} was tried: {said or 'another rank failed'}",
+                "not on all ranks alike, and the others wait inside of the step",
+                "run without measuring: tune=False (--no-tune)",
+            ) from raised
+        return [(value, line, spent) for value, line, spent, _ in met], raised
 
     def _tried(self, choice: Choice) -> Reading:
         precision = str(choice.get("precision", self.job.precision))
         if precision not in self.standards:
-            own = {"precision": precision}
-            traces = [self._own_trace(own, order).trace for order in range(1 + ORDERS)]
-            self.standards[precision] = standard(traces[0], traces[1:], precision)
+            own = self._own_trace({"precision": precision}, 0).trace
+            others = (
+                self._own_trace({"precision": precision}, order).trace for order in range(1, 1 + ORDERS)
+            )
+            self.standards[precision] = standard(own, others, precision)
         begun = time.perf_counter()
         trace: Trace | None = None
         if self._quiet:
@@ -158,7 +190,7 @@ class Trials:
             # Where nothing is drawn, these are the steps that count.
             noisy = self._compared(engine, shares).trace
             # Recorded steps have been recorded by now.
-            _take(engine, shares, 2, self.compared)
+            self._take(engine, shares, 2, self.compared)
             made = self._synchronised() - begun
             windows, waits = self._windows(engine, shares)
             if not choice:
@@ -171,12 +203,10 @@ class Trials:
         job, plan = applied(choice, self.job, self.plan)
         # One that ends with the run would not bear as many steps.
         job = replace(job, schedule=None)
-        if isinstance(job.loss, nn.Module):
-            # A module may count.
-            job = replace(job, loss=copy.deepcopy(job.loss))
+        model, own = copied(self.model, job)
+        job = replace(job, **own)
         parts = training_parts(replace(job, validation=None))[0]
         opened.enter_context(preserved(self.device))
-        model = copy.deepcopy(self.model)
         if quiet:
             opened.enter_context(without_dropout(model))
         engine = Engine(
@@ -192,13 +222,14 @@ class Trials:
             settings=Settings.of(plan.settings),
         )
         opened.callback(engine.close)
+        self._calls = engine.mesh.world.trace
         loader = engine.loader(parts)
         opened.callback(loader.close)
         return engine, _whole(loader, parts.order.batch_size)
 
     def _own_trace(self, own: Choice, order: int) -> Compared:
         """Take the compared steps as they are, over samples in another order where ``order`` is not 0."""
-        drawn = np.random.default_rng(order)
+        drawn, begun = np.random.default_rng(order), time.perf_counter()
         with ExitStack() as opened, _Calls(F.scaled_dot_product_attention) as calls:
             engine, shares = self._open(own, opened, quiet=self._quiet)
             if order:
@@ -208,8 +239,9 @@ class Trials:
                     for epoch, step in _whole_batches(parts.order)
                 )
             found = self._compared(engine, shares)
-            forms = tuple(form for form in OPTIMIZER_FORMS if takes_form(engine.optimizer, form))
+            forms = tuple(form for form in OPTIMIZER_FORMS if _takes(engine, form))
             self.seen = replace(self.seen, attention=self.seen.attention or calls.seen, forms=forms)
+        self.trace_s = time.perf_counter() - begun
         return found
 
     def _compared(self, engine: Engine, shares: Iterator[Share]) -> Compared:
@@ -218,7 +250,7 @@ class Trials:
         before = _on_cpu(engine.state())
         outcomes, since = [], time.perf_counter()
         for step, share in zip(range(self.compared), shares, strict=False):
-            outcomes.append(engine.step(share, step, tally))
+            outcomes.append(self._step(engine, share, step, tally))
             if step == 0 and self.compared > 1:
                 # The first one pays for what happens once.
                 since = self._synchronised()
@@ -238,7 +270,7 @@ class Trials:
         """Return seconds a step of each window, and the part of them in which this rank waited for input."""
         step = self.compared + 2
         begun = self._synchronised()
-        _take(engine, shares, 2, step)
+        self._take(engine, shares, 2, step)
         one = self.group.objects((self._synchronised() - begun) / 2)[0]
         steps = min(MOST_STEPS, max(2, round(WINDOW_S / max(one, 1e-6))))
         step += 2
@@ -246,10 +278,25 @@ class Trials:
         for _ in range(WINDOWS):
             self.group.barrier()
             begun = self._synchronised()
-            waited += _take(engine, shares, steps, step)
+            waited += self._take(engine, shares, steps, step)
             windows.append((self._synchronised() - begun) / steps)
             step += steps
         return windows, waited / max(1e-9, sum(windows) * steps)
+
+    def _take(self, engine: Engine, shares: Iterator[Share], steps: int, first: int) -> float:
+        """Take some steps; return the seconds in which the host waited for batches."""
+        tally, waited = _tally(engine), 0.0
+        for step in range(first, first + steps):
+            since = time.perf_counter()
+            share = next(shares)
+            waited += time.perf_counter() - since
+            self._step(engine, share, step, tally)
+        return waited
+
+    def _step(self, engine: Engine, share: Share, step: int, tally: Tally) -> Outcome:
+        self._begun += 1
+        self.status.beat()
+        return engine.step(share, step, tally)
 
     def _synchronised(self) -> float:
         if self.device.type == "cuda":
@@ -257,15 +304,29 @@ class Trials:
         return time.perf_counter()
 
 
-def _take(engine: Engine, shares: Iterator[Share], steps: int, first: int) -> float:
-    """Take some steps; return the seconds in which the host waited for batches."""
-    tally, waited = _tally(engine), 0.0
-    for step in range(first, first + steps):
-        since = time.perf_counter()
-        share = next(shares)
-        waited += time.perf_counter() - since
-        engine.step(share, step, tally)
-    return waited
+def copied(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
+    """Return copies of the model, and of what of the user's is called beside it: it may count, or keep what it saw.
+
+    Together: what one knows of another it knows of its copy. Functions stay what they are.
+    """
+    beside = {"loss": job.loss, "penalty": job.penalty, "metrics": dict(job.metrics)}
+    made: tuple[nn.Module, dict[str, Any]] = copy.deepcopy((model, beside))
+    return made
+
+
+def _said(error: Exception) -> str:
+    """Say in a line what failed."""
+    if isinstance(error, UsageError):
+        return error.got or type(error).__name__
+    return f"{type(error).__name__}: {(text_of(error).splitlines() or [''])[0]}"
+
+
+def _takes(engine: Engine, form: str) -> bool:
+    """Whether the optimizer of an engine that has taken steps can go over its parameters as ``form`` says."""
+    # Torch refuses to fuse over sparse gradients when it steps, not before.
+    grads = (parameter.grad for parameter in engine.model.parameters())
+    sparse = any(grad is not None and grad.is_sparse for grad in grads)
+    return takes_form(engine.optimizer, form) and not (form == "fused" and sparse)
 
 
 def _tally(engine: Engine) -> Tally:
