@@ -106,6 +106,7 @@ def test_without_work_nobody_is_late():
         (STEP, report(1, waiting=True), True),
         (STEP, report(1), True),
         ("start", report(1, phase="start"), True),
+        ("tune", report(1, phase="tune", waiting=True), True),
         ("main only", report(1, waiting=True), False),
         ("own code", report(1, waiting=True), True),
         ("own code", report(1, phase="own code"), False),
@@ -115,7 +116,7 @@ def test_without_work_nobody_is_late():
 )
 def test_what_others_may_wait_for_is_no_stall(phase, other, expected):
     late = report(0, phase=phase)
-    begins = phase in {"", "start"}
+    begins = phase in {"", "start", "tune"}
     assert is_late(late, [late, other], now=221.0 if begins else 191.0, timeout=90) is expected
     assert is_late(late, [late, other], now=219.0 if begins else 189.0, timeout=90) is False
     assert is_late(late, [late, other], now=401.0, timeout=300) is expected

@@ -13,7 +13,8 @@ from kway.units import seconds_text
 
 # What others may wait for as long as it takes.
 _EXEMPT = ("main only",)
-# Starting may take this long whatever the timeout is: imports from a cold disk, the data set, the first rendezvous.
+# Starting and tuning may take this long whatever the timeout is: imports from a cold disk, the data set, the first
+# rendezvous; a compilation.
 START_S = 120.0
 # A rank that has left, and one that waits for it in vain: so long, in case it is still inside the last collective.
 LEFT_S = 5.0
@@ -74,11 +75,12 @@ def is_late(late: Report, reports: Sequence[Report], now: float, timeout: float)
     """Whether the rank that is ``behind`` has given no sign for ``timeout`` seconds and ought to have.
 
     Work that the others are known to wait for is none of it. What a script does on its own between kway's calls
-    counts only where another rank waits for it. A start gets two minutes in any case.
+    counts only where another rank waits for it. A start gets two minutes in any case, and so does what is tried while
+    a run is tuned: to compile a step, perhaps unasked, takes longer than any step.
     """
     if late.phase in _EXEMPT:
         return False
-    if now - late.since < (max(timeout, START_S) if late.phase in {"", "start"} else timeout):
+    if now - late.since < (max(timeout, START_S) if late.phase in {"", "start", "tune"} else timeout):
         return False
     if late.phase in {"", "own code"}:
         return any(r.waiting or r.phase == "start" for r in reports if r.rank != late.rank)
