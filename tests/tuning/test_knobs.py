@@ -1,9 +1,11 @@
 """What is tried, and in which order."""
 
 import pytest
+import torch
+from torch import nn
 
 from kway.errors import UsageError
-from kway.step.settings import Settings
+from kway.step.settings import Settings, takes_form
 from kway.tuning.knobs import NAMES, Subject, check_choice, stages
 
 
@@ -105,3 +107,11 @@ def test_settings_say_what_is_chosen_and_nothing_else():
         "overlap": False,
     }
     assert Settings().named() == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "open_"), [({}, True), ({"fused": False}, False), ({"foreach": False}, False)]
+)
+def test_an_optimizer_whose_maker_has_chosen_its_form_is_left(given, open_):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, **given)
+    assert [takes_form(optimizer, form) for form in ("foreach", "fused")] == [open_, open_]

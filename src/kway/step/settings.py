@@ -170,7 +170,7 @@ def takes_form(optimizer: torch.optim.Optimizer, form: str) -> bool:
     if not type(optimizer).__module__.startswith("torch.optim.") or form not in optimizer.defaults:
         return False
     groups = [optimizer.defaults, *optimizer.param_groups]
-    if any(group.get("fused") or group.get("foreach") is not None for group in groups):
+    if any(group.get("fused") is not None or group.get("foreach") is not None for group in groups):
         return False
     if any(group.get("differentiable") or isinstance(group["lr"], Tensor) for group in groups):
         return False
