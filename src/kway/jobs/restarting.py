@@ -91,7 +91,10 @@ def run_again(
         except RefusedError as refused:
             if adapting is None:
                 raise
-            raise adapting.refused(refused) from refused
+            reason = adapting.refused(refused)
+            if reason is refused:
+                raise
+            raise reason from refused
         except RankError as error:
             left = where.plan.devices - 1
             if lost == restarts.most or left < restarts.least or stop.by or not _is_death(error):
