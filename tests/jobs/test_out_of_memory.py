@@ -107,13 +107,26 @@ def test_adapting_goes_on_from_the_last_complete_checkpoint(ranks, tmp_path):
     job = job_of(model=model, shuffle=False)
     run = train(ranks, 1, job, on_oom="adapt", checkpoint_every="1steps", out=tmp_path / "run")
     assert run.record.resumed_from_step == 2
-    assert run.record.job["micro_batch"] == 4
-    assert any("micro_batch none, now 4" in text for text in run.record.notices)
+    # Its batch is the last and has 6 samples.
+    assert run.record.job["micro_batch"] == 3
+    assert any("micro_batch none, now 3" in text for text in run.record.notices)
     begun = tmp_path / "run" / "checkpoints" / "step-2"
     own = train(
-        ranks, 1, job_of(model=model, shuffle=False, micro_batch=4), resume=begun, out=tmp_path / "own"
+        ranks, 1, job_of(model=model, shuffle=False, micro_batch=3), resume=begun, out=tmp_path / "own"
     )
     assert run.record.weights_sha256 == own.record.weights_sha256
+
+
+def test_adapting_goes_on_from_what_was_computed_whoever_chose_it(ranks):
+    model = partial(Greedy, most=2)
+    heard = []
+    callbacks = [lambda event, record: heard.append(record.get("text", ""))]
+    settings = {"micro_batch": 4}
+    run = train(ranks, 1, job_of(model=model), on_oom="adapt", settings=settings, callbacks=callbacks)
+    said = [text for text in heard if "from now on" in text]
+    assert ["micro_batch=2" in text for text in said] == [True]
+    assert run.record.job["micro_batch"] == 2
+    assert train(ranks, 1, job_of(model=partial(Greedy, 4)), settings=settings).record.job["micro_batch"] == 4
 
 
 def test_a_run_that_is_not_adapted_leaves_its_checkpoint(ranks, tmp_path):

@@ -1,7 +1,6 @@
 """``on_oom="adapt"``: a run that ran out of memory goes on with fewer samples at once and the same global batch."""
 
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -34,21 +33,18 @@ class Adapting:
         """Return ``job`` with the micro-batch to use now."""
         return replace(job, micro_batch=self.micro_batch)
 
-    def record(self, subject: dict[str, Any]) -> dict[str, Any]:
-        """Return what a record says of the job, with the micro-batch to use now."""
-        return {**subject, "micro_batch": self.micro_batch}
-
     def smaller(self, error: OutOfMemoryError, plan: Plan) -> str:
         """Choose the next micro-batch; return a line for the user. Raises ``error`` where none would help."""
         share = -(-self.most // shares_of(plan.layout))
-        now = min(self.micro_batch or share, share)
+        # What was computed, whoever chose it: the job, its settings, or tuning.
+        now = min(error.samples, share)
         if not self.is_on:
             raise error
         if not error.is_by_samples or now < 2:
             # The advice to try it would be none any more.
             why = (
                 "1 sample at once is the fewest"
-                if error.samples == 1 or now < 2
+                if error.samples == 1 or error.is_by_samples
                 else f"of no use in: {error.phase}"
             )
             error.do += f"\n  {_ADAPT} tries no smaller micro-batch ({why})"

@@ -27,6 +27,7 @@ from kway.proving.certificate import first_disagreement
 from kway.records import Cluster, Proof
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, check_kind
+from kway.step.settings import Settings
 from kway.strategies.layout import check_level, check_model, fit, named_sizes, title
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.facts import facts_of
@@ -109,7 +110,13 @@ def prove(
         rank_threads([sets[0][0]]),
         None,
     )
-    subject = subject_of(job, facts_of(job, whole, alone.plan, model), model, whole, held_out)
+    subject = subject_of(
+        Settings.of(alone.plan.settings).on(job),
+        facts_of(job, whole, alone.plan, model),
+        model,
+        whole,
+        held_out,
+    )
     if isinstance(job.model, torch.nn.Module):
         job = replace(job, model=copy.deepcopy(model), init=None)
     # The fingerprints of a certificate must not depend on which devices were asked for.
