@@ -98,7 +98,7 @@ def settings(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE[,...]",
         help="what else of a step is as named: memory_format (channels_last), optimizer (foreach, fused), attention "
         "(cudnn), autotune, "
-        " compile_mode (searched, max-autotune), bucket_mib, overlap, threads, micro_batch, recompute "
+        "compile_mode (searched, max-autotune), bucket_mib, overlap, threads, micro_batch, recompute "
         "(activation checkpointing of the model's blocks)",
     )
 

@@ -33,7 +33,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tune; returns 0. Raises ``UsageError`` before anything starts."""
     from kway.cli._job import default_folder, job_of, says_that_data_is_usual
-    from kway.jobs.folder import claimed
     from kway.jobs.tuning import tune
     from kway.report.tuning import lines_of
 
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     screen = sys.stderr if args.json else sys.stdout
     print("\n".join(lines), file=screen, flush=True)
     folder = args.out or default_folder(job.title)
-    with claimed(folder, "tune.json"), says_that_data_is_usual(args, lines):
+    with says_that_data_is_usual(args, lines):
         record = tune(
             job,
             devices=args.devices,
@@ -54,11 +53,13 @@ def run(args: argparse.Namespace) -> int:
             seconds=args.tune_seconds,
             allow=[name for name in (args.allow or "").split(",") if name],
             refresh=args.refresh,
+            out=folder,
             say=lambda text: print(f"note       {text}", file=screen, flush=True),
         )
-        record.save(folder)
     if args.json:
         print(record.to_json())
         return 0
-    print("\n".join(["", *lines_of(record), f"wrote      {folder}/tune.json"]))
+    # One that another rank writes may bear another name.
+    wrote = [f"wrote      {folder}/tune.json"] if (folder / "tune.json").exists() else []
+    print("\n".join(["", *lines_of(record), *wrote]))
     return 0

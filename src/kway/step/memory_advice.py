@@ -111,8 +111,9 @@ def _other_ways(now: Situation) -> list[str]:
     if now.total > 1 and not now.shared:
         ways.append("more devices, each with a smaller share of the same global batch")
     ways.append(
-        "activation checkpointing in the model (torch.utils.checkpoint): activations are computed again in backward "
-        "instead of being kept"
+        "activation checkpointing: activations are computed again in backward instead of being kept; of a model made "
+        "of blocks by settings={'recompute': True} (--settings recompute=true), else in the model "
+        "(torch.utils.checkpoint)"
     )
     if now.precision in _HALF:
         ways.append(
