@@ -55,6 +55,7 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
         init=_existing(args.init),
         seed=seed,
         workers=args.workers,
+        micro_batch=args.micro_batch,
         name=title,
     )
     job = replace(job, **fixed)
@@ -102,7 +103,7 @@ def _overridden(job: Job, args: argparse.Namespace, fixed: dict[str, Any]) -> tu
     """Let flags that were given replace what a Job in the user's file says."""
     changes: dict[str, Any] = {
         name: getattr(args, name)
-        for name in ("batch_size", "precision", "seed", "workers")
+        for name in ("batch_size", "precision", "seed", "workers", "micro_batch")
         if getattr(args, name) is not None
     }
     if args.init is not None:

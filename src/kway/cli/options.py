@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 
 def model(parser: argparse.ArgumentParser, precision: str = "fp32; TF32 is off") -> None:
@@ -34,7 +35,7 @@ def model(parser: argparse.ArgumentParser, precision: str = "fp32; TF32 is off")
     )
     parser.add_argument("--workers", type=int, metavar="N", help="loader processes a rank")
     # A job is made from all of them, also where a command offers fewer.
-    parser.set_defaults(loss=None, optimizer=None, lr=None, init=None)
+    parser.set_defaults(loss=None, optimizer=None, lr=None, init=None, micro_batch=None)
 
 
 def loss(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,31 @@ def training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--init", metavar="FILE", help="weights to start from: a safetensors file, or a run's folder"
     )
+
+
+def step(parser: argparse.ArgumentParser, tunes: bool = False, several: bool = False) -> None:
+    """Add the flags that say what a step is and where it runs, for commands that take steps.
+
+    ``tunes``: for a command that can choose; ``several``: for one that runs in several places.
+    """
+    training(parser)
+    placing(parser, several)
+    exactness(parser)
+    step_kind(parser, tunes)
+    settings(parser)
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
+
+
+def placed(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the flags of ``step`` say of where and how steps run, as ``kway.train`` takes it."""
+    return {
+        "devices": args.devices,
+        "strategy": args.strategy,
+        "exactness": args.exactness,
+        "shards": args.shards,
+        "step_kind": args.step_kind,
+        "settings": settings_of(args.settings),
+    }
 
 
 def placing(parser: argparse.ArgumentParser, several: bool = False) -> None:

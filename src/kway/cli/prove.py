@@ -15,11 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     options.model(parser, precision="fp64, at level bits fp32")
     options.loss(parser)
-    options.training(parser)
-    options.placing(parser, several=True)
-    options.exactness(parser)
-    options.step_kind(parser)
-    options.settings(parser)
+    options.step(parser, several=True)
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="proof.json whose bits this machine must reproduce"
     )
@@ -29,7 +25,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="optimizer steps to compare (default 3, and 6 for a step kind that records them)",
     )
-    parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
     options.output(parser, "proof.json")
 
 
@@ -48,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     own_precision = args.precision is not None or args.exactness == "bits"
     if not own_precision and not is_job:
         args.precision = "fp64"  # the lines about a job that the flags describe say it
-    fixed = {} if args.micro_batch is None else {"micro_batch": args.micro_batch}
-    job, lines = job_of(args, **fixed)
+    job, lines = job_of(args)
     if is_job:
         lines.insert(1, f"precision  {job.precision if own_precision else 'fp64'}")
     folder = args.out or default_folder(f"{job.title}-proof")
@@ -57,16 +51,11 @@ def run(args: argparse.Namespace) -> int:
     said: list[str] = []
     proof = prove(
         job,
-        devices=args.devices,
-        strategy=args.strategy,
-        exactness=args.exactness,
-        step_kind=args.step_kind,
-        settings=options.settings_of(args.settings),
+        **options.placed(args),
         steps=args.steps,
         out=folder,
         precision=None if own_precision else "fp64",
         own_optimizer=not of_job,
-        shards=args.shards,
         against=args.against,
         on_start=lambda warned: _begin(warned, said, lines, screen),
     )

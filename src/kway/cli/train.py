@@ -26,11 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     options.model(parser)
     options.loss(parser)
-    options.training(parser)
-    options.placing(parser)
-    options.exactness(parser)
-    options.step_kind(parser, tunes=True)
-    options.settings(parser)
+    options.step(parser, tunes=True)
     parser.add_argument(
         "--tune-seconds",
         type=float,
@@ -46,7 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size-per-device", type=int, metavar="N", help="global batch = N times the number of devices"
     )
-    parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
     parser.add_argument("--clip-norm", type=float, metavar="X", help="largest norm of the whole gradient")
     parser.add_argument("--clip-value", type=float, metavar="X", help="largest entry of the gradient")
     parser.add_argument(
@@ -178,8 +173,6 @@ def run(args: argparse.Namespace) -> int:
             step_kind=first_kind(args.step_kind),
         )
         fixed["batch_size"] = args.batch_size_per_device * where.plan.devices
-    if args.micro_batch is not None:
-        fixed["micro_batch"] = args.micro_batch
     if args.ema is not None:
         fixed["ema"] = args.ema
     for kind, limit in (("norm", args.clip_norm), ("value", args.clip_value)):
@@ -195,12 +188,7 @@ def run(args: argparse.Namespace) -> int:
         with says_that_data_is_usual(args, lines):
             result = train(
                 job,
-                devices=args.devices,
-                strategy=args.strategy,
-                exactness=args.exactness,
-                shards=args.shards,
-                step_kind=args.step_kind,
-                settings=options.settings_of(args.settings),
+                **options.placed(args),
                 tune=not args.no_tune,
                 tune_seconds=args.tune_seconds,
                 epochs=args.epochs,

@@ -12,12 +12,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     options.model(parser)
     options.loss(parser)
-    options.training(parser)
-    options.placing(parser)
-    options.exactness(parser)
-    options.step_kind(parser, tunes=True)
-    options.settings(parser)
-    parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
+    options.step(parser, tunes=True)
     parser.add_argument(
         "--tune-seconds",
         type=float,
@@ -36,20 +31,14 @@ def run(args: argparse.Namespace) -> int:
     from kway.jobs.tuning import tune
     from kway.report.tuning import lines_of
 
-    fixed = {} if args.micro_batch is None else {"micro_batch": args.micro_batch}
-    job, lines = job_of(args, **fixed)
+    job, lines = job_of(args)
     screen = sys.stderr if args.json else sys.stdout
     print("\n".join(lines), file=screen, flush=True)
     folder = args.out or default_folder(job.title)
     with says_that_data_is_usual(args, lines):
         record = tune(
             job,
-            devices=args.devices,
-            strategy=args.strategy,
-            exactness=args.exactness,
-            shards=args.shards,
-            step_kind=args.step_kind,
-            settings=options.settings_of(args.settings),
+            **options.placed(args),
             seconds=args.tune_seconds,
             allow=[name for name in (args.allow or "").split(",") if name],
             refresh=args.refresh,
