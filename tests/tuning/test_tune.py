@@ -12,9 +12,10 @@ from torch import nn
 import kway
 from kway.jobs.place import Place
 from kway.records import Plan
+from kway.training.wish import Wish
 from kway.tuning import run, trial
 from kway.tuning.kept import code_of
-from kway.tuning.run import Wish, tune
+from kway.tuning.run import tune
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(64, 1, 6, 6, generator=G), torch.arange(64) % 3

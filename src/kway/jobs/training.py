@@ -31,7 +31,6 @@ from kway.report.lines import last_figures
 from kway.step.build import build, load_tensors, made_before
 from kway.step.made import add_made
 from kway.step.precision import cast, precision_of
-from kway.step.settings import Settings
 from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
@@ -293,7 +292,7 @@ def run_rank(
     # What kway started is ended by whoever started it.
     ends = context.world.origin != "local"
     with asked_to_stop(context.stop, ends) if spec.is_kept else nullcontext():
-        spec = _in_force(_tuned(context, spec, module))
+        spec = _tuned(context, spec, module).in_force()
         loop = Loop(context.world, spec, module, context.emit, context.stop, context.status)
         return loop.run(), None if model is None else loop.average, loop.engine.made
 
@@ -307,12 +306,6 @@ def _tuned(context: Any, spec: TrainSpec, model: nn.Module) -> TrainSpec:
         return spec
     job, plan, told = tuned_job(context, spec.job, spec.plan, model, spec.tune, (spec.epochs, spec.steps))
     return replace(spec, job=job, plan=plan, tuned=told)
-
-
-def _in_force(spec: TrainSpec) -> TrainSpec:
-    """Return the run with the micro-batch that its settings leave of its job's, in its record as well."""
-    job = Settings.of(spec.plan.settings).on(spec.job)
-    return replace(spec, job=job, subject={**spec.subject, "micro_batch": job.micro_batch})
 
 
 def _own(loss: Any) -> Any:

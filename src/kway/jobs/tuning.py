@@ -22,8 +22,9 @@ from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
 from kway.training.surroundings import gpu_name, machine, versions
+from kway.training.wish import Wish
 from kway.tuning.knobs import Choice
-from kway.tuning.run import Tuned, Wish
+from kway.tuning.run import Tuned
 from kway.tuning.run import tune as tune_on_ranks
 from kway.tuning.search import Reading, Row
 from kway.tuning.trial import applied

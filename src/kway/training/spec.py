@@ -1,12 +1,14 @@
 """What a training run is asked to do, beyond its job and plan."""
 
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from kway.errors import UsageError
 from kway.job import Job
 from kway.records import Plan
+from kway.step.settings import Settings
+from kway.training.wish import Wish
 
 PATIENCE = 3  # validations that early_stop waits where nobody says how many
 
@@ -92,7 +94,7 @@ class TrainSpec:
     told: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     subject: dict[str, Any] = field(default_factory=dict)
-    tune: Any = None
+    tune: Wish | None = None
     as_begun: bool = False
     tuned: dict[str, Any] | None = None
 
@@ -102,3 +104,8 @@ class TrainSpec:
             positive(what, getattr(self, what))
         for what in ("steps", "keep"):
             positive(what, getattr(self, what), optional=True)
+
+    def in_force(self) -> Self:
+        """Return the run with the micro-batch that its settings leave of its job's, in its record as well."""
+        job = Settings.of(self.plan.settings).on(self.job)
+        return replace(self, job=job, subject={**self.subject, "micro_batch": job.micro_batch})

@@ -23,6 +23,7 @@ from kway.launch.status import Status
 from kway.records import Plan
 from kway.strategies.micro_batches import why_whole
 from kway.training.parts import training_parts
+from kway.training.wish import Wish
 from kway.tuning.kept import facts, keep, recall
 from kway.tuning.knobs import Choice, Subject, stages
 from kway.tuning.search import Found, Reading, search
@@ -42,20 +43,6 @@ LONGER = {"searched": 3.0, "max-autotune": 6.0}
 AGAIN = 0.5
 # What of a choice makes other kernels.
 KERNELS = ("memory_format", "compile_mode", "attention", "overlap", "precision", "micro_batch")
-
-
-@dataclass(frozen=True)
-class Wish:
-    """How a run is to be tuned. ``seconds``: at most, ``None`` for the usual part of the run.
-
-    ``step_kind``: the only kind that may be chosen, ``None`` for any; ``allowed``: precisions beside the job's own;
-    ``remembers``: whether an earlier choice under the same conditions counts.
-    """
-
-    seconds: float | None = None
-    step_kind: str | None = None
-    allowed: tuple[str, ...] = ()
-    remembers: bool = True
 
 
 @dataclass(frozen=True)
