@@ -64,7 +64,8 @@ WRAPS = {
 def test_k01_saved_from_any_wrapper_loads_in_every_other_bit_equal(save, tmp_path):
     source = Inner()
     right = {name: value.clone() for name, value in source.state_dict().items()}
-    weights = own_weights(WRAPS[save](source))
+    saved = WRAPS[save](source)
+    weights = own_weights(saved, saved.state_dict())
     assert weights.keys() == OWN
     read = open_checkpoint(
         write_checkpoint(tmp_path / "c", freeze(Snapshot(1, 0, weights, {}), {}))
@@ -92,7 +93,7 @@ def test_k01_data_parallel_by_process_and_sharded_models_too(ranks):
             names.append(sorted(own_name(model, name) for name in model.state_dict()))
         wrapped = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2)))
         bare = torch.nn.Sequential(torch.nn.Linear(2, 2))
-        load_own_weights(bare, own_weights(wrapped), "of DDP")
+        load_own_weights(bare, own_weights(wrapped, wrapped.state_dict()), "of DDP")
         return names, torch.equal(bare[0].weight, wrapped.module[0].weight)
 
     assert ranks.run(body, size=1) == [([["0.bias", "0.weight"]] * 2, True)]

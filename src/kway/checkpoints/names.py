@@ -34,9 +34,8 @@ def own_name(model: nn.Module, name: str) -> str:
     return ".".join(kept)
 
 
-def own_weights(model: nn.Module, state: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of ``model.state_dict()`` by their own names; not copies. ``state``: what that is."""
-    state = model.state_dict(keep_vars=True) if state is None else state
+def own_weights(model: nn.Module, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of ``state``, the model's ``state_dict(keep_vars=True)``, by their own names; not copies."""
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     if not any(_wrapped(module) for module in model.modules()):
         return tensors  # a training loop asks between two steps: to follow each name would take milliseconds

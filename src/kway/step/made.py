@@ -24,22 +24,16 @@ def add_buffer(module: nn.Module, name: str, value: torch.Tensor, persistent: bo
         module.register_buffer(name, value, persistent=False)
 
 
-def names_of(model: nn.Module, state: Mapping[str, Any] | None = None) -> frozenset[str]:
-    """Return the names of a model's tensors, by which ``made_since`` knows what is new.
-
-    ``state``: its ``state_dict``, where that is known.
-    """
-    state = model.state_dict(keep_vars=True) if state is None else state
+def names_of(state: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of a model's tensors, by which ``made_since`` knows what is new, of its ``state_dict``."""
     return frozenset(name for name, value in state.items() if isinstance(value, torch.Tensor))
 
 
-def made_since(
-    names: frozenset[str], model: nn.Module, state: Mapping[str, Any] | None = None
-) -> dict[str, str]:
+def made_since(names: frozenset[str], model: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
     """Return what each tensor is that ``model`` has and ``names`` lack: ``buffer``, or a ``frozen`` or ``trained``
     parameter. ``state``: as for ``names_of``.
     """
-    new = sorted(names_of(model, state) - names)
+    new = sorted(names_of(state) - names)
     held = dict(model.named_parameters(remove_duplicate=False)) if new else {}
     return {
         name: ("trained" if held[name].requires_grad else "frozen") if name in held else BUFFER
@@ -51,7 +45,7 @@ def unmade(
     state: Mapping[str, torch.Tensor], made: Mapping[str, str], model: nn.Module
 ) -> dict[str, torch.Tensor]:
     """Return ``state`` without what another copy of ``model`` has made and this one has not."""
-    own = names_of(model)
+    own = names_of(model.state_dict(keep_vars=True))
     return {name: value for name, value in state.items() if name in own or name not in made}
 
 
@@ -61,7 +55,7 @@ def add_made(model: nn.Module, state: Mapping[str, torch.Tensor], made: Mapping[
     """
     if not made:
         return
-    own, modules = names_of(model), dict(model.named_modules())
+    own, modules = names_of(model.state_dict(keep_vars=True)), dict(model.named_modules())
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     for name, kind in made.items():
         path, _, leaf = name.rpartition(".")

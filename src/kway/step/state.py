@@ -17,15 +17,14 @@ from kway.step.made import add_buffer, add_made
 OPTIONAL = ("modules", "schedule", "scaler", "ema")
 
 
-def parts_of(step: StepCore, saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state by part, as ``checkpoints.state.flatten`` takes it; tensors are the step's own, not copies.
 
     ``optimizer`` by name; ``buffers`` that are not in the model's ``state_dict``; ``modules``: what modules keep
     beside tensors; ``made``: which weights the model made when it ran; ``schedule``, ``scaler`` and ``ema`` where the
-    job has them. Argument ``saved``: the model's ``state_dict``, where it is known: to make one takes a while.
+    job has them. Argument ``saved``: the model's ``state_dict(keep_vars=True)``.
     """
     parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, step.model.named_parameters())}
-    saved = step.model.state_dict(keep_vars=True) if saved is None else saved
     if buffers := _besides(saved, step.model):
         parts["buffers"] = buffers
     if extra := {k: v for k, v in saved.items() if not isinstance(v, torch.Tensor)}:
@@ -46,7 +45,7 @@ def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
     weights = checkpoint.weights()
     add_made(step.model, weights, made_in(checkpoint))
     load_tensors(step.model, weights, f"of checkpoint {checkpoint.path}")
-    own = parts_of(step)
+    own = parts_of(step, step.model.state_dict(keep_vars=True))
     differ = [part for part in OPTIONAL if (part in own) != (part in checkpoint)]
     if differ:
         has = {part: "has" if part in checkpoint else "lacks" for part in differ}

@@ -158,7 +158,7 @@ class Engine:
 
     def parts(self, saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the state that the next step depends on beside the weights: see ``kway.step.state``."""
-        return parts_of(self._step, saved)
+        return parts_of(self._step, self.model.state_dict(keep_vars=True) if saved is None else saved)
 
     @property
     def made(self) -> dict[str, str]:
