@@ -4,15 +4,14 @@ Normalisation over the global batch and gathers of all samples communicate in ba
 constant, or does not reach the output of such a layer, has nothing to differentiate there, but the others wait for it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from kway.data.structure import attributes_of
+from kway.data.structure import tensors
 from kway.errors import RefusedError
 from kway.step.checkpointing import recomputing
 
@@ -73,7 +72,7 @@ class Meeting:
         if not self._edges:
             return
         starts = self._unmet()
-        outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
         without = [parameter for _, parameter in model.named_parameters() if parameter.grad is None]
         roots: list[Any] = [*outputs, *(edge for edge, _ in starts)]
         torch.autograd.backward(roots, [_zeros(like) for like in [*outputs, *(like for _, like in starts)]])
@@ -114,20 +113,3 @@ def refuse_second_derivative(what: str) -> None:
             "what the devices exchange in backward has one derivative",
             "use one device, or exactness bits or loose, where every layer sees one device's samples",
         )
-
-
-def tensors_in(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Tensor]:
-    """Yield the tensors of nested dicts, sequences and dataclasses. ``seen``: those that were, by ``id``, and held."""
-    seen = {} if seen is None else seen
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from tensors_in(entry, seen)
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for entry in value:
-            yield from tensors_in(entry, seen)
-    elif is_dataclass(value) and not isinstance(value, type) and id(value) not in seen:
-        seen[id(value)] = value
-        for part in attributes_of(value).values():
-            yield from tensors_in(part, seen)
