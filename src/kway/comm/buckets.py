@@ -131,12 +131,12 @@ class Buckets(ABC):
         reduction begins anew.
         """
         try:
-            return self._finished(scalars, counts)
+            complete = self._finished(scalars, counts)
         except BaseException:
             self._abandon()
             raise
-        finally:
-            self._forget()
+        self._forget()
+        return complete
 
     def _finished(self, scalars: Tensor, counts: bool) -> bool:
         for number in range(len(self._pending), len(self.buckets) - 1):
