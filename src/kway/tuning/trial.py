@@ -123,12 +123,21 @@ class Trials:
             own = self._own_trace({}, 0)
             if any(self.group.objects(own.drew)):
                 return "the model draws random numbers beside dropout, so that no two ways can be compared"
+        after = 4 + 2 * WINDOWS
+        # The first trace has paid for what happens once in a process: only its steps tell what others take.
+        step_s = self.group.objects(self._step_s)[0]
+        rest_s = ((ORDERS + 1 + self._quiet) * self.compared + after) * step_s
+        if not enough(step_s, rest_s):
+            return _no_time(rest_s)
+        first = [self._own_trace({}, 1).trace]
         step_s, trace_s = self.group.objects((self._step_s, self.trace_s))[0]
         # The other orders, and the step as it is measured.
-        rest_s = (ORDERS + 1 + self._quiet) * trace_s + (4 + 2 * WINDOWS) * step_s
+        rest_s = (ORDERS + self._quiet) * trace_s + after * step_s
         if not enough(step_s, rest_s):
-            return f"the first candidate comes after some {rest_s:.2g} s, for which there is no time"
-        others = (self._own_trace({}, order).trace for order in range(1, 1 + ORDERS))
+            return _no_time(rest_s)
+        others = (
+            self._own_trace({}, order).trace if order > 1 else first.pop() for order in range(1, 1 + ORDERS)
+        )
         self.standards[self.job.precision] = standard(own.trace, others, self.job.precision)
         return ""
 
@@ -312,6 +321,10 @@ def copied(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
     beside = {"loss": job.loss, "penalty": job.penalty, "metrics": dict(job.metrics)}
     made: tuple[nn.Module, dict[str, Any]] = copy.deepcopy((model, beside))
     return made
+
+
+def _no_time(rest_s: float) -> str:
+    return f"the first candidate comes after some {rest_s:.2g} s, for which there is no time"
 
 
 def _said(error: Exception) -> str:
