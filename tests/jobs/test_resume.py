@@ -87,15 +87,6 @@ def test_bits_do_not_know_where_a_run_was_stopped_nor_on_how_many_devices(
     assert told(again.record) == told(whole.record)
 
 
-def test_an_epoch_of_which_every_step_was_taken_before_says_so(ranks, tmp_path):
-    heard = []
-    given = {"devices": "cpu:1", "ranks": ranks, "checkpoint_every": 1, "tune": False}
-    kway.train(job(), out=tmp_path / "run", epochs=1, **given)
-    callbacks = [lambda event, record: heard.append(record) if event == "epoch" else None]
-    kway.train(job(), out=tmp_path / "on", epochs=2, resume=tmp_path / "run", callbacks=callbacks, **given)
-    assert [(row["epoch"], row.get("earlier", False)) for row in heard] == [(1, True), (2, False)]
-
-
 def test_a_step_inside_an_epoch_is_gone_on_from_at_math_too(ranks, tmp_path):
     plain = kway.train(job(), devices="cpu:2", **TRAINED, ranks=ranks)
     out = tmp_path / "run"

@@ -12,7 +12,7 @@ from torch import nn
 from kway.checkpoints.reading import open_checkpoint
 from kway.errors import UsageError
 from kway.job import PRECISIONS, Job
-from kway.jobs.arguments import check_job
+from kway.jobs.arguments import check_job, truth
 from kway.jobs.folder import claimed
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.resuming import as_begun
@@ -32,6 +32,7 @@ from kway.tuning.run import Tuned
 from kway.tuning.run import tune as tune_on_ranks
 from kway.tuning.search import Reading, Row
 from kway.tuning.trial import applied
+from kway.units import shown
 
 AUTO = "auto"
 # What ``kway.tune`` takes where nobody says.
@@ -68,6 +69,11 @@ def tune(
     anything starts.
     """
     check_job(job)
+    truth("refresh", refresh)
+    if not callable(say):
+        raise UsageError(
+            f"say={shown(say)}", "it must be a function that takes a line", "leave it out for silence"
+        )
     where = place(devices, strategy, exactness, shards, step_kind=first_kind(step_kind), settings=settings)
     limit = USUAL_S if seconds is None else seconds
     wish = wish_of(True, limit, step_kind, exactness, allow, refresh, "seconds")
@@ -132,15 +138,19 @@ def wish_of(
         isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < MOST_S
     ):
         raise UsageError(
-            f"{named}={seconds!r}", f"it must be a number of seconds greater than 0, below {MOST_S:,}"
+            f"{named}={shown(seconds)}", f"it must be a number of seconds greater than 0, below {MOST_S:,}"
         )
-    if not wanted:
+    if not truth("tune", wanted):
         if seconds is not None:
             raise UsageError(f"tune_seconds={seconds:g} and no tuning", "only one of them", "leave one out")
         return None
     if seconds is None and (exactness == "bits" or step_kind != AUTO):
         return None
-    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
+    allowed = (allow,) if isinstance(allow, str) else tuple(allow) if hasattr(allow, "__iter__") else None
+    if allowed is None:
+        raise UsageError(
+            f"allow={shown(allow)}", "it must be names of precisions", 'pass ["tf32", "bf16"], say'
+        )
     for name in allowed:
         known("precision", name, PRECISIONS)
     return Wish(seconds, None if step_kind == AUTO else step_kind, allowed, not refresh)
