@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.checkpoints.reading import Checkpoint, open_checkpoint
+from kway.checkpoints.reading import Checkpoint
 from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.jobs.adapting import adapting_of
@@ -22,8 +22,8 @@ from kway.jobs.folder import claimed, is_there
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.restarting import Restarts, run_again
-from kway.jobs.resuming import as_begun, check_saving, find
-from kway.jobs.tuning import AUTO, as_run, first_kind, tuned_job, wish_of
+from kway.jobs.resuming import check_saving, find
+from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, first_kind, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
@@ -235,11 +235,12 @@ def train(
                     plan=where.plan,
                     resume=resume_from,
                     told=(),
-                    tune=None,  # what ended the run may have been a measurement
+                    # What ended the run may have been a measurement.
+                    tune=None if spec.tune is None else replace(spec.tune, why_not=STARTED_AGAIN),
                 )
-                # Without a folder of the user's there is nothing that could be missed.
+                # Where none were asked for, no checkpoint is missed.
                 for line in [
-                    *(lines if out is not None else []),
+                    *(lines if checkpoint_every is not None else []),
                     f"goes on from {now.resume or 'the beginning'}",
                 ]:
                     tell.note(line)
@@ -292,20 +293,9 @@ def run_rank(
     # What kway started is ended by whoever started it.
     ends = context.world.origin != "local"
     with asked_to_stop(context.stop, ends) if spec.is_kept else nullcontext():
-        spec = _tuned(context, spec, module).in_force()
+        spec = in_the_way_chosen(context, spec, module).in_force()
         loop = Loop(context.world, spec, module, context.emit, context.stop, context.status)
         return loop.run(), None if model is None else loop.average, loop.engine.made
-
-
-def _tuned(context: Any, spec: TrainSpec, model: nn.Module) -> TrainSpec:
-    """Return the run as tuning chose it; one that goes on, as it was begun."""
-    if spec.resume is not None:
-        plan = as_begun(open_checkpoint(Path(spec.resume)), spec.plan, not spec.as_begun)
-        return replace(spec, plan=plan)
-    if spec.tune is None:
-        return spec
-    job, plan, told = tuned_job(context, spec.job, spec.plan, model, spec.tune, (spec.epochs, spec.steps))
-    return replace(spec, job=job, plan=plan, tuned=told)
 
 
 def _own(loss: Any) -> Any:
