@@ -25,7 +25,7 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m compileall -q src
-	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -q -m gpu

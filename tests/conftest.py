@@ -16,6 +16,7 @@ from tests.commands import forking_commands
 from tests.forked import ForkedRanks, Zygotes, fork_servers_from, forking
 
 from kway.launch.local import Ranks
+from kway.report.curves import draw
 
 MARK = "KWAY_TEST_MARK"
 GONE_WITHIN_S = 10.0
@@ -101,7 +102,20 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         for name in FOREIGN:
             patch.delenv(name, raising=False)
+        # To draw takes longer than to train for some steps, and few tests look at the picture.
+        patch.setattr("kway.report.curves.draw", _undrawn)
         yield
+
+
+def _undrawn(training: Any, path: Path) -> Path:
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the curves drawn of runs in this process. Commands draw in any case."""
+    monkeypatch.setattr("kway.report.curves.draw", draw)
 
 
 def marked(mark: str) -> dict[int, str]:

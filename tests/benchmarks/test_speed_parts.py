@@ -177,7 +177,7 @@ def yardstick(tmp_path):
 
 
 @pytest.fixture
-def rows_of(yardstick):
+def rows_of(yardstick, forked_commands):
     script = Path(__file__).resolve().parents[2] / "benchmarks/speed/yardstick_part.py"
 
     def rows(*arguments):

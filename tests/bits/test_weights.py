@@ -78,7 +78,9 @@ def figures(run):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_number_of_ranks_gives_the_same_weights_and_figures(five, name):
-    runs = {size: trained(job_of(name), size, five) for size in range(1, SHARDS + 1)}
+    # All of them for the models with batch normalisation, which is where ranks meet within a model.
+    sizes = range(1, SHARDS + 1) if name in ("normed", "sequence") else (1, 2, SHARDS)
+    runs = {size: trained(job_of(name), size, five) for size in sizes}
     assert len({run.record.weights_sha256 for run in runs.values()}) == 1
     assert [row["accuracy"] for row in runs[1].epochs]
     for run in runs.values():
@@ -95,13 +97,13 @@ def test_precision_and_shards_do_change_the_bits(five):
 @pytest.mark.parametrize("precision", ["fp64", "bf16", "fp16"])
 def test_in_every_precision(five, precision):
     job = job_of("normed", precision=precision)
-    assert len({trained(job, size, five).record.weights_sha256 for size in (1, 2, 5)}) == 1
+    assert len({trained(job, size, five).record.weights_sha256 for size in (1, 5)}) == 1
 
 
 def test_more_shards_than_samples(five):
     """The last batch holds ten samples for twelve shards: some have none."""
     job = job_of("mlp")
-    assert len({trained(job, size, five, shards=12).record.weights_sha256 for size in (1, 3, 5)}) == 1
+    assert len({trained(job, size, five, shards=12).record.weights_sha256 for size in (1, 5)}) == 1
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def threads():
 @pytest.mark.parametrize("name", ["lenet", "sequence"])
 def test_the_threads_of_the_caller_do_not_matter(five, threads, name):
     found = set()
-    for count in (1, 2, 3):
+    for count in (1, 3):
         threads(count)
         found.add(trained(job_of(name), 1, five).record.weights_sha256)
         assert torch.get_num_threads() == count

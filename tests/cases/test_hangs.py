@@ -11,6 +11,12 @@ from kway.errors import MispairedError, StallError
 from kway.launch.local import Ranks
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Ranks that wait in vain are told of after a second, not five: what they are at does not change any more."""
+    monkeypatch.setattr("kway.launch.stall.LEFT_S", 1.0)
+
+
 def job_of():
     return kway.Job(
         model=partial(nn.Linear, 1, 1), loss=nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=0.1),

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.pairwise import pairwise
 from torch import nn
 
 import kway
@@ -33,21 +34,21 @@ ROWS = [[6.0, 8.0], [0.0, 0.0]]
 FOUR = [[12.0, 0.0], [0.0, 16.0], [0.0, 0.0], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("micro_batch", [1, None])
-@pytest.mark.parametrize("rows", [ROWS, FOUR])
+CLIPS = [
+    (5.0, [3.0, 4.0]),  # clipped before the reduction it would be [1.5, 2]
+    (2.5, [1.5, 2.0]),
+    (("norm", 1.0), [0.6, 0.8]),
+    (("value", 3.5), [3.0, 3.5]),
+    (("value", 0.5), [0.5, 0.5]),
+    (None, [3.0, 4.0]),
+]
+
+
 @pytest.mark.parametrize(
-    ("clip", "right"),
-    [
-        (5.0, [3.0, 4.0]),  # clipped before the reduction it would be [1.5, 2]
-        (2.5, [1.5, 2.0]),
-        (("norm", 1.0), [0.6, 0.8]),
-        (("value", 3.5), [3.0, 3.5]),
-        (("value", 0.5), [0.5, 0.5]),
-        (None, [3.0, 4.0]),
-    ],
+    ("case", "size", "micro_batch", "rows"), pairwise(CLIPS, [1, 2, 3], [1, None], [ROWS, FOUR])
 )
-def test_w22_clipping_acts_on_the_reduced_gradient(trained, rows, clip, right, micro_batch, size):
+def test_w22_clipping_acts_on_the_reduced_gradient(trained, case, size, micro_batch, rows):
+    clip, right = case
     x = torch.tensor(rows, dtype=torch.float64)
     run = trained(job_of(Dot, (x, x[:, 0]), clip=clip, micro_batch=micro_batch), size)
     assert (-run.model.w.detach()).tolist() == pytest.approx(right, rel=1e-6)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.pairwise import pairwise
 from torch import nn
 
 from kway.checkpoints.optimizer import load_by_name, state_by_name
@@ -132,9 +133,7 @@ OPTIMIZERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS)
-@pytest.mark.parametrize("named_groups", [False, True])
-@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize(("make", "named_groups", "at"), pairwise(OPTIMIZERS, [False, True], [0, 3]))
 def test_a_run_that_goes_on_from_disk_has_the_bits_of_one_that_never_stopped(
     make, named_groups, at, tmp_path
 ):

@@ -272,7 +272,9 @@ if sys.argv[-1] == "wait": time.sleep(60)
 
 
 @pytest.mark.parametrize("way", ["file", "-c"])
-def test_a_script_without_guard_runs_once(tmp_path, way):
+def test_a_script_without_guard_runs_once(tmp_path, way, request):
+    if way == "-c":  # what is started as a user starts it is the file
+        request.getfixturevalue("forked_commands")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script)] if way == "file" else [sys.executable, "-c", SCRIPT]
@@ -346,7 +348,7 @@ def test_workers_that_are_stuck_or_stopped_end_with_their_rank(ending):
 def test_many_short_epochs_beside_threads():
     torch.ones(2000, 2000).sum()  # starts the threads that make a fork hang
     reader = loader(Drawn(), 2)
-    for epoch in range(60):
+    for epoch in range(20):
         assert sum(share.count for share in reader.epoch(epoch)) == 13
     reader.close()
 

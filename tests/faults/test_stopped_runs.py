@@ -99,7 +99,7 @@ def until_a_checkpoint(folder, process, step=4):
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("devices", "start", "number", "then"),
-    [("cpu:2", STARTED, signal.SIGTERM, "cpu:1"), ("cpu:1", None, signal.SIGUSR1, "cpu:3")],
+    [("cpu:2", None, signal.SIGTERM, "cpu:1"), ("cpu:1", STARTED, signal.SIGUSR1, "cpu:3")],
     ids=["two", "one"],
 )
 def test_a_run_that_is_told_to_stop_leaves_a_checkpoint_and_is_gone_on_with(

@@ -115,7 +115,7 @@ def test_steps_end_a_run(ranks, size, steps, rows):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_what_a_folder_holds(ranks, tmp_path, size):
+def test_what_a_folder_holds(ranks, drawn, tmp_path, size):
     out = tmp_path / "deep" / "run"
     run = train(ranks, job_of(name="small"), size, out=out, save_best="accuracy")
     names = {"train.json", "curves.png", "weights.safetensors", "best.safetensors"}

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.pairwise import pairwise
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.checkpoint import checkpoint
@@ -93,14 +94,16 @@ def job_of(loss, batch_size, model=Pair, **more):
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize(("batch_size", "steps"), [(7, 3), (8, 3), (19, 1)])
+WAYS = [(every, Pair), (own, Pair), (scalar, Pair), (as_it_is, Inside)]
+
+
 @pytest.mark.parametrize(
-    ("loss", "model"),
-    [(every, Pair), (own, Pair), (scalar, Pair), (as_it_is, Inside)],
-    ids=lambda value: value.__name__,
+    ("size", "way", "batches"),
+    pairwise([1, 2, 3, 4], WAYS, [(7, 3), (8, 3), (19, 1)]),
+    ids=lambda value: value[0].__name__ if value in WAYS else None,
 )
-def test_a_contrastive_loss_trains_as_on_one_device(ranks, loss, model, batch_size, steps, size):
+def test_a_contrastive_loss_trains_as_on_one_device(ranks, size, way, batches):
+    (loss, model), (batch_size, steps) = way, batches
     """The last batch of 8 holds three samples: with four devices, one has none."""
     run = kway.train(
         job_of(loss, batch_size, model), devices=f"cpu:{size}", epochs=1, ranks=ranks, echo=False
