@@ -13,7 +13,7 @@ class Figure:
     """``value`` in ``unit`` is the median of ``raw``, or was computed from others, and then ``raw`` is empty.
 
     ``spread``: by which part of itself the value is uncertain; ``None`` where a computed one does not say. ``limit``:
-    of the hardware, in the same unit, where it is known; ``share``: value / limit. ``parameters``: plain values by name.
+    of the hardware, in the same unit, where it is known; ``share``: value / limit. ``parameters``: values by name.
     A figure with the parameter ``marks`` is a place on the x axis of the picture of the figures of that name.
     """
 
