@@ -38,7 +38,7 @@ class Measurements(Record):
     def __post_init__(self) -> None:
         names = {entry["name"] for entry in self.experiments}
         for place, figure in enumerate(self.figures):
-            problem = _wrong_in_figure(figure, names)
+            problem = wrong_in_figure(figure, names)
             if problem:
                 raise UsageError(f"figure {place} of {self.kind}.json", problem)
 
@@ -58,7 +58,7 @@ _FIGURE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _wrong_in_figure(figure: Any, experiments: set[str]) -> str:
+def wrong_in_figure(figure: Any, experiments: set[str]) -> str:
     """Say what is wrong with a figure, or ``""``."""
     if not isinstance(figure, dict):
         return f"it is a {type(figure).__name__}, not a table of fields"

@@ -12,9 +12,8 @@ from typing import Any
 from kway.errors import UsageError
 from kway.measuring.bench import Bench, Sizes
 from kway.measuring.figure import Figure
-from kway.registry import modules_of, unknown
-
-_FOLDER = "kway.measuring.experiments"
+from kway.measuring.names import FOLDER, names
+from kway.registry import unknown
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,8 @@ class Experiment:
     """``needs``: types of torch devices without which there is nothing to measure; ``order``: among experiments.
 
     ``quick`` and ``full``: sizes by name, for ``run``, which returns the figures; ``quick_s`` and ``full_s``: seconds
-    that it may take. ``version`` is raised where figures mean something else than before.
+    that it may take, and ``by_gpu`` of them more for each GPU beyond the first. ``version`` is raised where figures
+    mean something else than before.
     """
 
     name: str
@@ -32,9 +32,18 @@ class Experiment:
     full: Sizes
     quick_s: float = 5.0
     full_s: float = 60.0
+    by_gpu: float = 0.0
     needs: tuple[str, ...] = ("cpu",)
     order: int = 100
     version: int = 1
+
+    def sizes(self, quick: bool) -> Sizes:
+        """Return the sizes to measure."""
+        return self.quick if quick else self.full
+
+    def seconds(self, quick: bool, gpus: int) -> float:
+        """Return the budget."""
+        return (self.quick_s if quick else self.full_s) * (1 + self.by_gpu * max(0, gpus - 1))
 
     def lacks(self, devices: Sequence[str]) -> str:
         """Say what it needs and these devices are not; ``""`` where it can be done."""
@@ -42,14 +51,9 @@ class Experiment:
         return f"it needs a device of type {' and '.join(missing)}" if missing else ""
 
 
-def names() -> list[str]:
-    """List the names of all experiments. Does not import torch."""
-    return modules_of(_FOLDER)
-
-
 def experiments() -> dict[str, Experiment]:
     """Return every experiment by name, in their order."""
-    found = (import_module(f"{_FOLDER}.{name}").EXPERIMENT for name in names())
+    found = (import_module(f"{FOLDER}.{name}").EXPERIMENT for name in names())
     return {each.name: each for each in sorted(found, key=lambda each: (each.order, each.name))}
 
 
@@ -63,5 +67,7 @@ def chosen(only: Any) -> list[Experiment]:
         if name not in table:
             raise unknown("experiment", str(name), table)
     if not wanted:
-        raise UsageError("no experiment is named", f"known are {', '.join(table)}", "name one, or leave it out")
+        raise UsageError(
+            "no experiment is named", f"known are {', '.join(table)}", "name one, or leave it out"
+        )
     return [experiment for experiment in table.values() if experiment.name in wanted]

@@ -117,5 +117,6 @@ def _times(figures: Sequence[Figure], device: str, clock: str) -> dict[int, floa
     return {
         figure.parameters["n"]: figure.value
         for figure in figures
-        if figure.name == NAME and (figure.parameters["device"], figure.parameters["clock"]) == (device, clock)
+        if figure.name == NAME
+        and (figure.parameters["device"], figure.parameters["clock"]) == (device, clock)
     }

@@ -52,5 +52,6 @@ EXPERIMENT = Experiment(
     },
     quick_s=9.0,
     full_s=120.0,
+    by_gpu=0.25,
     order=10,
 )

@@ -144,5 +144,6 @@ EXPERIMENT = Experiment(
     },
     quick_s=4.0,
     full_s=60.0,
+    by_gpu=0.25,
     order=20,
 )

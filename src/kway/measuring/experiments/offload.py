@@ -77,7 +77,9 @@ def run(bench: Bench) -> list[Figure]:
         for part in (ALLOCATE, COPY_IN, PRODUCT, COPY_OUT)
         for n in sizes
     ]
-    figures = bench.measure(cpu, "cpu", 0.5) + bench.measure(whole, gpu, 0.25) + bench.measure(parts, gpu, 0.25)
+    figures = (
+        bench.measure(cpu, "cpu", 0.5) + bench.measure(whole, gpu, 0.25) + bench.measure(parts, gpu, 0.25)
+    )
     return figures + compared(bench, gpu, figures)
 
 
@@ -103,7 +105,9 @@ def compared(bench: Bench, gpu: str, figures: Sequence[Figure]) -> list[Figure]:
         bench.notes.append(f"{TOTAL} on {gpu}, n = {sizes[-1]}: {said}")
     at = crossing(sizes, [times["cpu"][n] for n in sizes], [times[gpu][n] for n in sizes])
     if at is None:
-        bench.notes.append(f"{TOTAL}: {gpu} takes no less time than the CPU at any size up to {max(sizes, default=0)}")
+        bench.notes.append(
+            f"{TOTAL}: {gpu} takes no less time than the CPU at any size up to {max(sizes, default=0)}"
+        )
         return []
     make = bench.maker()
     return [make.computed(f"{TOTAL}: crossing", {"marks": TOTAL, "device": gpu}, "n", at)]
