@@ -36,9 +36,11 @@ def rate_text(value: float, unit: str) -> str:
     """Write an amount in decimal prefixes: ``98.2 GFLOP/s``, ``4.81 TB/s``, ``512``; seconds as ``seconds_text``."""
     if unit == "s":
         return seconds_text(value)
+    if not unit.endswith("/s"):
+        return f"{_digits(value)} {unit}"
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         # 999.6 would be written as 1000: that belongs to the next prefix.
-        if abs(value) >= 0.9995 * size and unit.endswith("/s"):
+        if abs(value) >= 0.9995 * size:
             return f"{_digits(value / size)} {prefix}{unit}"
     return f"{_digits(value)} {unit}"
 

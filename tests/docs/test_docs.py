@@ -27,6 +27,7 @@ from kway.data.parts import take_apart
 from kway.data.share import outline
 from kway.devices.topology import discover
 from kway.jobs.proving import STEPS, draw
+from kway.measurements import Measurements
 from kway.records import Cluster, Plan, Proof, Training, Tuning
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,6 +227,7 @@ RECORDS = {
     "train.json": Training,
     "proof.json": Proof,
     "tune.json": Tuning,
+    "measurements.json": Measurements,
     "cluster.json": Cluster,
     "The plan": Plan,
 }

@@ -75,7 +75,7 @@ def _running(figures: Sequence[dict[str, Any]]) -> str:
 
 def size_text(name: str, size: float) -> str:
     """Write a size: bytes in binary units, other numbers as they are."""
-    return bytes_text(int(size)) if name == "bytes" else f"{size:,.0f}" if size >= 100 else f"{size:g}"
+    return bytes_text(round(size)) if name == "bytes" else f"{size:,.0f}" if size >= 10 else f"{size:.3g}"
 
 
 def shown(sizes: Sequence[float], most: int = MOST_SIZES) -> list[float]:
@@ -127,7 +127,7 @@ def _table(panel: Panel) -> list[str]:
             row += _limit(curve, panel.unit)
         rows.append(row)
     title = f"{panel.name}, by {panel.size}" if panel.size else panel.name
-    return [title, table(headings, rows), *(_mark(mark) for mark in panel.marks)]
+    return [title, *table(headings, rows).splitlines(), *(_mark(mark) for mark in panel.marks)]
 
 
 def _limit(curve: Curve, unit: str) -> list[object]:

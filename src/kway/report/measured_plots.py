@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from kway.errors import UsageError
@@ -18,9 +19,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":")
 # Inches: read at 800 pixels, a point of the font is then more than a pixel.
-WIDTH, HEIGHT, ABOVE, BELOW = 8.0, 3.3, 0.6, 0.35
+WIDTH, HEIGHT, ABOVE, BELOW = 8.0, 3.2, 0.4, 0.3
 # Parts of a panel's width at which its axes begin and end; right of them stands what the curves are.
-LEFT, RIGHT = 0.105, 0.69
+LEFT, RIGHT = 0.105, 0.66
+# Letters of a line that fit beside the axes.
+LEGEND = 27
 # Sizes so far apart that only their logarithms can be told apart.
 FAR = 30
 
@@ -57,8 +60,10 @@ def _picture(path: Path, title: str, curved: Sequence[Panel], footer: str) -> Pa
     figure.text(0.02, 1 - 0.15 / height, title, fontsize=12, fontweight="bold", va="top")
     for index, panel in enumerate(curved):
         bottom = height - ABOVE - HEIGHT * (index + 1)
-        place = (LEFT, (bottom + 0.6) / height, RIGHT - LEFT, (HEIGHT - 1.05) / height)
+        place = (LEFT, (bottom + 0.65) / height, RIGHT - LEFT, (HEIGHT - 1.05) / height)
         _draw_panel(figure.add_axes(place), panel)
+    if any(len(distinct(panel.curves)) < len(panel.curves) for panel in curved):
+        footer += " · other GPUs: see the record"
     figure.text(0.02, 0.1 / height, footer, fontsize=8.5, color=GREY)
     try:
         canvas.print_png(path, metadata={"Software": None})
@@ -68,7 +73,7 @@ def _picture(path: Path, title: str, curved: Sequence[Panel], footer: str) -> Pa
 
 
 def _draw_panel(axes: "Axes", panel: Panel) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     curves = distinct(panel.curves)
     same = _shared(curves)
@@ -84,7 +89,7 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
         low = [value * (1 - part) for value, part in zip(values, spreads, strict=True)]
         high = [value * (1 + part) for value, part in zip(values, spreads, strict=True)]
         axes.fill_between(sizes, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        axes.plot(sizes, values, label=label(curve, same), markersize=4.5, **style)
+        axes.plot(sizes, values, label=fill(label(curve, same), LEGEND), markersize=4.5, **style)
         limits = [curve.points[size]["limit"] for size in sizes if curve.points[size]["limit"]]
         if limits:
             axes.axhline(max(limits), color=style["color"], linewidth=0.9, linestyle=(0, (1, 2)))
@@ -92,11 +97,12 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
         _draw_mark(axes, mark, index)
     _scales(axes, panel)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: size_text(panel.size, size)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate_text(value, panel.unit)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, panel.unit)))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_formatter(NullFormatter())
+        axis.set_minor_locator(NullLocator())
     constant = ", ".join(f"{name} {value}" for name, value in same.items())
-    axes.set_title(panel.name + (f" ({constant})" if constant else ""), fontsize=11, loc="left")
+    unit = "" if panel.unit == "s" else f", {panel.unit}"
+    axes.set_title(panel.name + unit + (f" ({constant})" if constant else ""), fontsize=11, loc="left")
     axes.set_xlabel(panel.size)
     axes.tick_params(labelsize=8.5)
     axes.grid(visible=True, color="#dddddd", linewidth=0.7)
@@ -107,6 +113,12 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
         axes.legend(
             frameon=False, fontsize=8.5, loc="upper left", bbox_to_anchor=(1.01, 1.03), handlelength=2.6
         )
+
+
+def _tick(value: float, unit: str) -> str:
+    """Write a number at an axis: a rate without its unit, which stands above."""
+    text = rate_text(value, unit)
+    return text if unit == "s" else text.removesuffix(unit).rstrip()
 
 
 def _scales(axes: "Axes", panel: Panel) -> None:
@@ -127,9 +139,13 @@ def _scales(axes: "Axes", panel: Panel) -> None:
 
 def _draw_mark(axes: "Axes", mark: dict[str, Any], index: int) -> None:
     rest = " ".join(str(value) for name, value in mark["parameters"].items() if name != "marks")
-    text = f"{rest}: from {mark['unit']} = {size_text(mark['unit'], mark['value'])}"
+    text = f"{rest}: {mark['unit']} = {size_text(mark['unit'], mark['value'])}"
     axes.axvline(
-        mark["value"], color=GREY, linewidth=1.2, linestyle=LINES[(index + 1) % len(LINES)], label=text
+        mark["value"],
+        color=GREY,
+        linewidth=1.2,
+        linestyle=LINES[(index + 1) % len(LINES)],
+        label=fill(text, LEGEND),
     )
 
 

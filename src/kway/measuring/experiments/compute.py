@@ -45,7 +45,7 @@ EXPERIMENT = Experiment(
         "products_cpu": (64, 128, 256, 512, 1024, 2048, 4096),
         "products_gpu": (256, 512, 1024, 2048, 4096, 8192, 16384),
         "elements_cpu": tuple(1 << k for k in range(8, 27, 2)),
-        "elements_gpu": tuple(1 << k for k in range(8, 31, 2)),
+        "elements_gpu": tuple(1 << k for k in range(8, 29, 2)),
         "bytes_cpu": 512 * MIB,
         "bytes_gpu": 4096 * MIB,
         "in_place": (4, 8, 16, 32, 64, 125, 250, 500, 1000, 2000, 4000, 8000, 12000),

@@ -5,6 +5,7 @@ from itertools import permutations
 
 import torch
 
+from kway.devices import cpu
 from kway.measuring.bench import Bench, Row
 from kway.measuring.experiment import Experiment
 from kway.measuring.figure import Figure
@@ -67,7 +68,10 @@ def ways(devices: Sequence[str]) -> list[tuple[str, str, str]]:
 
 def run(bench: Bench) -> list[Figure]:
     """Measure each way by size, and fit latency and bandwidth to it."""
-    sizes = bench.sizes["bytes"] if bench.gpus else bench.sizes["bytes_cpu"]
+    wanted = bench.sizes["bytes"] if bench.gpus else bench.sizes["bytes_cpu"]
+    # Two pageable and two pinned buffers, and as much left for others.
+    room = cpu.memory()[1] // 8
+    sizes = [size for size in wanted if size <= max(room, wanted[0])]
     buffers = Buffers(max(sizes))
     figures: list[Figure] = []
     all_ways = ways(bench.devices)
