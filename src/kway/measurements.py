@@ -18,7 +18,7 @@ class Measurements(Record):
     ``experiments``: one each with ``name``, ``how`` (``measured``, ``remembered``, ``left``), ``why`` (where left),
     ``quick``, ``made`` (date), ``age_s``, ``seconds`` (that it took), ``tries`` and ``drift`` (of its reference, at
     most), ``noisy`` (what was too noisy, or ``""``), ``left`` (candidates that were left out, with the reason) and
-    ``notes``. ``age_s``: of the oldest figures. ``machine``: as in ``Training``, with ``driver`` and names by GPU.
+    ``notes``. ``age_s``: of the oldest figures. ``machine``: as in ``Training``, with ``driver``.
     Raises ``UsageError`` for figures that are not of this form.
     """
 

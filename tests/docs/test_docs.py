@@ -251,6 +251,7 @@ def test_what_is_inside_of_a_field_is_explained(tmp_path):
         (section("train.json"), run.record),
         *((proof, found) for found in proofs),
         (section("cluster.json"), discover()),
+        (section("measurements.json"), kway.measure(devices="cpu", only="offload", quick=True)),
     ):
         unknown = {name for name in keys(record.to_dict(), free) if f"`{name}`" not in text}
         assert unknown <= {"kind", "schema"}, type(record)

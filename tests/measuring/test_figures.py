@@ -2,16 +2,16 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 
-from kway.devices.bus import pcie_bytes_s
+from kway.devices import gpu_rates
+from kway.devices.cpu_peak import flops_s
 from kway.devices.simulated import simulated
 from kway.errors import UsageError
 from kway.measurements import Measurements
 from kway.measuring.figure import Maker
-from kway.measuring.limits import gpu_rates, limits_of
+from kway.measuring.limits import gpu_flops, limits_of, peer_limits
 
 ENTRY = {
     "name": "compute", "how": "measured", "why": "", "quick": True, "made": "2026-11-29T12:00:00+00:00", "age_s": 0.0,
@@ -86,38 +86,58 @@ def test_figures_are_found_by_name_and_parameters():
     assert held.find("compute", "product", m=8) == []
 
 
+class Nvml:
+    """A driver that answers with what it was given, and refuses the rest."""
+
+    def __init__(self, **answers):
+        self.nvmlInit = self.nvmlShutdown = lambda: None
+        self.nvmlDeviceGetHandleByIndex = lambda index: index
+        clocks = {1: answers.pop("sm", 0), 2: answers.pop("memory", 0)}
+        self.nvmlDeviceGetMaxClockInfo = lambda handle, kind: clocks[kind]
+        for name, value in answers.items():
+            setattr(self, f"nvmlDeviceGet{name}", lambda handle, value=value: value)
+
+
 def test_the_limits_of_a_gpu_are_those_of_its_data_sheet():
     # H100 SXM: 132 multiprocessors, 1980 MHz at most, HBM3 at 2619 MHz, 5120 bits: 67 TFLOP/s and 3.35 TB/s.
-    facts = SimpleNamespace(
-        major=9,
-        minor=0,
-        multi_processor_count=132,
-        clock_rate=1980e3,
-        memory_clock_rate=2619e3,
-        memory_bus_width=5120,
-    )
-    rates = gpu_rates(facts)
-    assert rates["flops"]["fp32"] == pytest.approx(66.9e12, rel=0.01)
-    assert rates["flops"]["bf16"] == 16 * rates["flops"]["fp32"]
-    assert rates["memory"] == pytest.approx(3.35e12, rel=0.01)
+    slot = {"MaxPcieLinkGeneration": 5, "MaxPcieLinkWidth": 16}
+    rates = gpu_rates.read(0, lambda: Nvml(sm=1980, memory=2619, MemoryBusWidth=5120, **slot))
+    peaks = gpu_flops("9.0", 132, rates.clock)
+    assert peaks["fp32"] == pytest.approx(66.9e12, rel=0.01)
+    assert peaks["bf16"] == 16 * peaks["fp32"]
+    assert rates.memory == pytest.approx(3.35e12, rel=0.01)
+    assert rates.slot == pytest.approx(63e9, rel=0.01)
 
 
 def test_what_is_not_told_is_no_limit():
-    facts = SimpleNamespace(major=6, minor=1, multi_processor_count=20)
-    assert gpu_rates(facts) == {"flops": {}, "memory": None}
-    assert limits_of(simulated(), ("cpu",)).flops == {}
+    assert gpu_rates.read(0, lambda: Nvml(MaxPcieLinkGeneration=4)) == (None, None, None)
+    assert gpu_rates.read(0, object) == (None, None, None)
+    assert gpu_flops("9.0", 132, None) == gpu_flops("6.1", 20, 1e9) == {}
+    assert limits_of(simulated(), ("cpu",)).memory == {}
 
 
-class Nvml:
-    def __init__(self, generation, lanes):
-        self.nvmlInit = self.nvmlShutdown = lambda: None
-        self.nvmlDeviceGetHandleByIndex = lambda index: index
-        self.nvmlDeviceGetMaxPcieLinkGeneration = lambda handle: generation
-        self.nvmlDeviceGetMaxPcieLinkWidth = lambda handle: lanes
+def test_what_links_between_gpus_carry():
+    cluster = simulated(gpus=3)
+    assert peer_limits(cluster, ("cpu", "cuda:0", "cuda:1")) == {}
+    for link in cluster.links:
+        link["nvlinks"] = 18
+    assert peer_limits(cluster, ("cpu", "cuda:0", "cuda:1")) == {
+        ("cuda:0", "cuda:1"): 450e9,
+        ("cuda:1", "cuda:0"): 450e9,
+    }
 
 
-def test_what_a_slot_carries():
-    assert pcie_bytes_s(0, Nvml(5, 16)) == pytest.approx(63e9, rel=0.01)
-    assert pcie_bytes_s(0, Nvml(4, 16)) == pytest.approx(31.5e9, rel=0.01)
-    assert pcie_bytes_s(0, Nvml(0, 0)) is None
-    assert pcie_bytes_s(0, object()) is None
+def test_what_cores_can_compute_at_most(tmp_path):
+    assert flops_s(8, tmp_path) == {}
+    clock = tmp_path / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"
+    clock.parent.mkdir(parents=True)
+    clock.write_text("3000000\n")
+    (tmp_path / "proc").mkdir()
+    info = tmp_path / "proc/cpuinfo"
+    info.write_text("model name : x\nflags : fpu avx2 fma\n")
+    # 8 cores, 3 GHz, 32 operations a clock in single precision.
+    assert flops_s(8, tmp_path) == {"fp32": pytest.approx(768e9), "fp64": pytest.approx(384e9)}
+    info.write_text("flags : fpu fma avx512f\n")
+    assert flops_s(8, tmp_path)["fp32"] == pytest.approx(1536e9)
+    info.write_text("flags : fpu\n")
+    assert flops_s(8, tmp_path) == {}

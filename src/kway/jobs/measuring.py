@@ -69,7 +69,7 @@ def measure(
             figures += found
     dates = [entry["made"] for entry in entries if entry["made"]]
     return Measurements(
-        machine=machine([gpu["name"] for gpu in cluster.gpus], threads=threads, driver=cluster.driver),
+        machine=machine(_names(cluster, there), threads=threads, driver=cluster.driver),
         versions={**versions(), "cuda": str(torch.version.cuda)},
         devices=list(there),
         quick=quick,
@@ -80,6 +80,10 @@ def measure(
         figures=figures,
         notices=_notices(device_set, cluster, entries),
     )
+
+
+def _names(cluster: Cluster, devices: tuple[str, ...]) -> list[str]:
+    return [gpu["name"] for gpu in cluster.gpus if f"cuda:{gpu['index']}" in devices]
 
 
 def _check_alone(cluster: Cluster) -> None:

@@ -1,16 +1,16 @@
 """What the hardware allows, where that is known: the figure that stands beside a measured one.
 
-Of NVIDIA GPUs: streaming multiprocessors times highest clock times floating-point operations a clock, and memory clock
-times two times bus width. The operations by clock and multiprocessor are NVIDIA's, dense, of tensor cores where a type
-has some (tuning guides and white papers of V100, A100, H100); other generations are left unknown.
+Of CPUs: ``kway.devices.cpu_peak``. Of NVIDIA GPUs: multiprocessors times highest clock times floating-point operations
+a clock, and memory clock times two times bus width. The operations by clock and multiprocessor are NVIDIA's, dense, of
+tensor cores where a type has some (white papers of V100, A100, H100); other generations are left unknown.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from kway.devices.bus import pcie_bytes_s
+from kway.devices import gpu_rates
+from kway.devices.cpu_peak import flops_s
 from kway.records import Cluster
 
 # By compute capability, dtype name -> operations by clock and multiprocessor, two for a multiply-add.
@@ -38,40 +38,38 @@ class Limits:
 def limits_of(cluster: Cluster, devices: tuple[str, ...]) -> Limits:
     """Return the limits of these devices."""
     found = Limits()
+    # Hyper-threads share the units of a core.
+    cores = min(cluster.cpu["cores"], cluster.cpu["usable"])
+    found.flops.update({("cpu", name): rate for name, rate in flops_s(cores).items()})
     gpus = {f"cuda:{gpu['index']}": gpu for gpu in cluster.gpus}
-    for device in devices:
-        gpu = gpus.get(device)
-        if gpu is None:
+    for device, gpu in gpus.items():
+        if device not in devices:
             continue
-        facts = torch.cuda.get_device_properties(device)
-        rates = gpu_rates(facts)
-        found.flops.update({(device, name): rate for name, rate in rates["flops"].items()})
-        if rates["memory"]:
-            found.memory[device] = rates["memory"]
-        host = pcie_bytes_s(gpu["physical"])
-        if host:
-            found.host[device] = host
-    for link in cluster.links:
-        ends = f"cuda:{link['a']}", f"cuda:{link['b']}"
-        if link["nvlinks"] and all(end in devices for end in ends):
-            each = NVLINK.get(str(gpus[ends[0]]["compute_capability"]))
-            if each:
-                found.peer[ends] = found.peer[ends[::-1]] = each * link["nvlinks"]
+        rates = gpu_rates.read(gpu["physical"])
+        units = torch.cuda.get_device_properties(device).multi_processor_count
+        peaks = gpu_flops(str(gpu["compute_capability"]), units, rates.clock)
+        found.flops.update({(device, name): rate for name, rate in peaks.items()})
+        if rates.memory:
+            found.memory[device] = rates.memory
+        if rates.slot:
+            found.host[device] = rates.slot
+    found.peer.update(peer_limits(cluster, devices))
     return found
 
 
-def gpu_rates(facts: Any) -> dict[str, Any]:
-    """Return ``flops`` (operations a second by dtype name) and ``memory`` (bytes a second, or ``None``) of a GPU.
+def gpu_flops(capability: str, units: int, clock: float | None) -> dict[str, float]:
+    """Return operations a second by dtype name, of ``units`` multiprocessors at ``clock`` Hz; empty where unknown."""
+    by_type = PER_CLOCK.get(capability, {}) if clock else {}
+    return {name: units * (clock or 0.0) * each for name, each in by_type.items()}
 
-    ``facts`` as ``torch.cuda.get_device_properties`` gives them: clocks in kHz, the bus in bits. Older versions of
-    torch tell no clocks.
-    """
-    clock = getattr(facts, "clock_rate", 0) * 1e3
-    memory_clock = getattr(facts, "memory_clock_rate", 0) * 1e3
-    width = getattr(facts, "memory_bus_width", 0)
-    by_type = PER_CLOCK.get(f"{facts.major}.{facts.minor}", {})
-    units = facts.multi_processor_count
-    return {
-        "flops": {name: units * clock * each for name, each in by_type.items() if clock},
-        "memory": 2 * memory_clock * width / 8 or None,
-    }
+
+def peer_limits(cluster: Cluster, devices: tuple[str, ...]) -> dict[tuple[str, str], float]:
+    """Return what the NVLinks between each two of the devices carry each way, by pair in both orders."""
+    found = {}
+    capabilities = {f"cuda:{gpu['index']}": gpu["compute_capability"] for gpu in cluster.gpus}
+    for link in cluster.links:
+        ends = f"cuda:{link['a']}", f"cuda:{link['b']}"
+        each = NVLINK.get(str(capabilities.get(ends[0])))
+        if each and link["nvlinks"] and all(end in devices for end in ends):
+            found[ends] = found[ends[::-1]] = each * link["nvlinks"]
+    return found

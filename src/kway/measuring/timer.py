@@ -152,7 +152,11 @@ def calibrate(run: Work, sample_s: float) -> tuple[int, float]:
 
 
 class Timer:
-    """Times sets of candidates under one policy. ``clock``: seconds, of which only differences count."""
+    """Times sets of candidates under one policy. ``clock``: seconds, of which only differences count.
+
+    All it decides follows from what clock and work return. Where these are agreed on by ranks (rank 0's clock, the time
+    of the slowest), a timer on each rank keeps them in step without a word more.
+    """
 
     def __init__(self, policy: Policy, clock: Clock = time.perf_counter) -> None:
         self._policy, self._clock = policy, clock
