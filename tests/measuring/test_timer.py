@@ -123,6 +123,14 @@ def test_the_budget_is_kept_with_fewer_rounds(seconds):
     assert not reading.left
 
 
+def test_a_try_leaves_room_for_another():
+    machine = Machine()
+    policy = Policy(rounds=1000, seconds=10)
+    reading = machine.time({"a": 1e-2}, policy, lambda m: 1e-4 * (1 + m.now))
+    assert reading.tries == 3
+    assert machine.now <= policy.seconds
+
+
 def test_what_has_no_room_is_left_out_before_it_is_begun():
     machine = Machine()
     family = {f"n{n}": {"family": "product", "work": n**3} for n in (8, 16, 64)}

@@ -176,8 +176,10 @@ class Timer:
         tries = 0
         while kept and tries < self._policy.tries:
             before = self._clock()
-            raw, moved = self._rounds(kept, repeats, (reference, cost), ends)
             tries += 1
+            # Half of what is left, so that another try has room; the last one may take the rest.
+            part = 1 if tries == self._policy.tries else 2
+            raw, moved = self._rounds(kept, repeats, (reference, cost), before + (ends - before) / part)
             if best is None or moved < best[0]:
                 best = moved, raw
             if moved <= DRIFT or self._clock() + (self._clock() - before) > ends:
