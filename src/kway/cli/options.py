@@ -148,10 +148,10 @@ def settings_of(text: str | None) -> dict[str, object]:
     return found
 
 
-def output(parser: argparse.ArgumentParser, record: str) -> None:
+def output(parser: argparse.ArgumentParser, record: str, title: str = "MODEL") -> None:
     """Add the flags that say where results go."""
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"folder for {record} (default runs/TIME-MODEL)"
+        "--out", type=Path, metavar="DIR", help=f"folder for {record} (default runs/TIME-{title})"
     )
     parser.add_argument(
         "--json", action="store_true", help="print the record, and nothing else, on standard output"
