@@ -16,6 +16,7 @@ from torch import nn
 from kway.checkpoints.reading import Checkpoint, open_checkpoint
 from kway.errors import KwayError, UsageError
 from kway.job import Job
+from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
 from kway.jobs.arguments import check_given, functions_of
 from kway.jobs.folder import claimed, is_there
@@ -172,6 +173,7 @@ def train(
     check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
     where = place(devices, strategy, exactness, shards, stall is not None, first_kind(step_kind), settings)
+    threads.check(where, on_oom, stall_timeout=stall, max_restarts=max_restarts, tune_seconds=tune_seconds)
     spec = TrainSpec(
         job=job,
         plan=where.plan,
@@ -187,7 +189,7 @@ def train(
         is_kept=out is not None,
         checkpoint_every=saving_interval("checkpoint_every", checkpoint_every),
         keep=keep,
-        tune=wish_of(tune, tune_seconds, step_kind, exactness),
+        tune=wish_of(tune and not where.in_threads, tune_seconds, step_kind, exactness),
         as_begun=step_kind == AUTO,
     )
     check_saving(out, checkpoint_every, keep, resume)
@@ -267,9 +269,11 @@ def train(
         else:
             # Ranks of their own have a copy of the loss as well: a callback that changes a module changes nothing.
             own = replace(spec, job=replace(sent, loss=_own(job.loss)))
-            results = where.run(
-                run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
-            )
+            # Signals arrive in no other thread than this.
+            with asked_to_stop(stop) if out is not None and where.in_threads else nullcontext():
+                results = where.run(
+                    run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
+                )
         record: Training
         record, average, made = results[0]
         record = replace(record, notices=[*where.notices, *told, *tell.told, *record.notices])

@@ -1,7 +1,7 @@
 """What every kind of step shares: model, loss, precision, optimizer, schedule."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,6 +146,8 @@ class StepCore(ABC):
         # Whether computing the gradients of the first step drew random numbers.
         self.drew: bool | None = None
         self.group, self.signs = group, Signs(group, telling)
+        # What numbers are drawn from, given the keys of a step's places.
+        self.draws: Callable[[Sequence[int], torch.device], Draws] = Keyed
         self._stepped, self._other_loss = True, False
         self._roster, self._built = Roster(model), names_of(model)
         # Held, so that no layer made later has the identity of one of them.
@@ -154,7 +156,7 @@ class StepCore(ABC):
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
         self.prepare(share)
-        draws = Keyed(self.keys(share, step), self.device)
+        draws = self.draws(self.keys(share, step), self.device)
         outcome = self.gradients(share, draws, tally)
         self.begin_update(draws)
         penalty = self.update()
