@@ -91,9 +91,10 @@ def test_the_first_failure_ends_all_and_is_raised_as_it_is():
     ended = []
 
     def task(group):
-        group.barrier()
         try:
+            group.barrier()
             if group.rank == 1:
+                # Not before all are there: one that has not begun does not begin.
                 raise KeyError("mine")
             group.barrier()
         finally:
