@@ -132,13 +132,13 @@ def train(
     """Train ``job`` and return the run.
 
     ``devices``: ``"auto"``, a number, ``"cpu:N"``, ``"cuda:I,J"``, or a ``torch.device`` or a list of them.
-    ``strategy``: ``"auto"``, ``"single"``, ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"``,
-    ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``. ``step_kind``: how a step runs:
-    ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``; ``settings``: what else of it is
-    chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. Where ``step_kind`` is ``"auto"``, what was
-    measured to be fastest on this machine counts, and long runs measure first, for a twentieth of their time and a
-    minute at most: see ``kway.tune``. ``tune_seconds``: measure for so long, also at level bits and in short runs;
-    ``tune=False``: never, whatever is known. ``steps`` stops after that many
+    ``strategy``: ``"auto"``, ``"single"``, ``"data"``, ``"threads"`` or with a size, ``"data=2"``.
+    ``exactness``: ``"math"``, ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``.
+    ``step_kind``: how a step runs: ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``;
+    ``settings``: what else of it is chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. Where
+    ``step_kind`` is ``"auto"``, what was measured to be fastest on this machine counts, and long runs measure first,
+    for a twentieth of their time and a minute at most: see ``kway.tune``. ``tune_seconds``: measure for so long, also
+    at level bits and in short runs; ``tune=False``: never, whatever is known. ``steps`` stops after that many
     optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs; ``None`` keeps
     nothing on disk. ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
     validation figure whose best weights are kept: ``"validation_loss"``, the name of a metric, or ``METRIC/KEY``
