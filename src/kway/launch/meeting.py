@@ -21,7 +21,8 @@ class Meeting:
     """A meeting of ``size`` ranks that are threads.
 
     ``held``: takes note of what a process has once, and returns what puts it back. ``drawing``: returns what says
-    whether random numbers were drawn since. All methods but ``fail`` are called by a rank, or on its behalf.
+    whether random numbers were drawn since. All methods but ``fail`` and ``until_left`` are called by a rank,
+    or on its behalf.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Meeting:
         self._posts: dict[Hashable, dict[int, Any]] = {}
         self._seen: dict[Hashable, int] = {}
         self._over: set[int] = set()
-        self._arrived = self._round = 0
+        self._arrived = self._round = self._left = 0
         self._drawn: Callable[[], bool] = bool
         self._moved = False
         # The first failure in time: of which rank (``None``: of who waits for all of them), and what.
@@ -61,6 +62,17 @@ class Meeting:
                 self._over.add(rank)
                 self._give(rank)
             self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Say, at the very end of a thread, that one more is gone."""
+        with self._changed:
+            self._left += 1
+            self._changed.notify_all()
+
+    def until_left(self, count: int, limit: float | None = None) -> bool:
+        """Wait until ``count`` threads are gone, ``limit`` seconds at most; return whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._left >= count, limit)
 
     def post(self, key: Hashable, rank: int, value: Any) -> None:
         """Lay ``value`` down under ``key`` and go on."""

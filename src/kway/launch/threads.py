@@ -1,7 +1,6 @@
 """Ranks that are threads of this process: started together, gone together, the first failure in time."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,8 @@ def run(task: Callable[[int], Any], meeting: Meeting) -> list[Any]:
             meeting.fail(rank, left)
         except BaseException as error:
             meeting.fail(rank, error)
+        finally:
+            meeting.leave()
 
     threads = [
         threading.Thread(target=body, args=(rank,), name=f"kway-rank-{rank}", daemon=True)
@@ -37,15 +38,16 @@ def run(task: Callable[[int], Any], meeting: Meeting) -> list[Any]:
     try:
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        # Not by ``join``: once it was interrupted, Python 3.11 takes the thread for one that has ended.
+        meeting.until_left(meeting.size)
     except BaseException as interruption:
         meeting.fail(None, interruption)
-        ends = time.monotonic() + _LEAVE_S
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, ends - time.monotonic()))
+        begun = [thread for thread in threads if thread.ident is not None]
+        for thread in begun if meeting.until_left(len(begun), _LEAVE_S) else ():
+            thread.join()
         raise
+    for thread in threads:
+        thread.join()
     if meeting.failure is not None:
         rank, error = meeting.failure
         if not hasattr(error, "headline"):
