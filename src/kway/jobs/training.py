@@ -16,6 +16,7 @@ from torch import nn
 from kway.checkpoints.reading import Checkpoint, open_checkpoint
 from kway.errors import KwayError, UsageError
 from kway.job import Job
+from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
 from kway.jobs.arguments import check_given, functions_of
 from kway.jobs.folder import claimed, is_there
@@ -131,13 +132,13 @@ def train(
     """Train ``job`` and return the run.
 
     ``devices``: ``"auto"``, a number, ``"cpu:N"``, ``"cuda:I,J"``, or a ``torch.device`` or a list of them.
-    ``strategy``: ``"auto"``, ``"single"``, ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"``,
-    ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``. ``step_kind``: how a step runs:
-    ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``; ``settings``: what else of it is
-    chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. Where ``step_kind`` is ``"auto"``, what was
-    measured to be fastest on this machine counts, and long runs measure first, for a twentieth of their time and a
-    minute at most: see ``kway.tune``. ``tune_seconds``: measure for so long, also at level bits and in short runs;
-    ``tune=False``: never, whatever is known. ``steps`` stops after that many
+    ``strategy``: ``"auto"``, ``"single"``, ``"data"``, ``"threads"`` or with a size, ``"data=2"``.
+    ``exactness``: ``"math"``, ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``.
+    ``step_kind``: how a step runs: ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``;
+    ``settings``: what else of it is chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. Where
+    ``step_kind`` is ``"auto"``, what was measured to be fastest on this machine counts, and long runs measure first,
+    for a twentieth of their time and a minute at most: see ``kway.tune``. ``tune_seconds``: measure for so long, also
+    at level bits and in short runs; ``tune=False``: never, whatever is known. ``steps`` stops after that many
     optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs; ``None`` keeps
     nothing on disk. ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
     validation figure whose best weights are kept: ``"validation_loss"``, the name of a metric, or ``METRIC/KEY``
@@ -172,6 +173,7 @@ def train(
     check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
     where = place(devices, strategy, exactness, shards, stall is not None, first_kind(step_kind), settings)
+    threads.check(where, on_oom, stall_timeout=stall, max_restarts=max_restarts, tune_seconds=tune_seconds)
     spec = TrainSpec(
         job=job,
         plan=where.plan,
@@ -187,7 +189,7 @@ def train(
         is_kept=out is not None,
         checkpoint_every=saving_interval("checkpoint_every", checkpoint_every),
         keep=keep,
-        tune=wish_of(tune, tune_seconds, step_kind, exactness),
+        tune=wish_of(tune and not where.in_threads, tune_seconds, step_kind, exactness),
         as_begun=step_kind == AUTO,
     )
     check_saving(out, checkpoint_every, keep, resume)
@@ -266,9 +268,11 @@ def train(
         else:
             # Ranks of their own have a copy of the loss as well: a callback that changes a module changes nothing.
             own = replace(spec, job=replace(sent, loss=_own(job.loss)))
-            results = where.run(
-                run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
-            )
+            # Signals arrive in no other thread than this.
+            with asked_to_stop(stop) if out is not None and where.in_threads else nullcontext():
+                results = where.run(
+                    run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
+                )
         record: Training
         record, average, made = results[0]
         record = replace(record, notices=[*where.notices, *told, *tell.told, *record.notices])

@@ -88,7 +88,7 @@ class Loop:
             telling=Telling(told_every, self._looks_after),
             settings=Settings.of(plan.settings),
         )
-        self.engine.memory.adapts = self.world.origin != "env"
+        self.engine.memory.adapts = self.world.origin not in ("env", "threads")
         # As it begins: a schedule changes the rate later.
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
         self.loader = self.engine.loader(train)
@@ -356,8 +356,7 @@ class Loop:
                 self.notices.append(text)
 
     def _record(self, begun: float, resumed: int | None) -> Training:
-        job, plan = self.spec.job, self.spec.plan
-        validation = self.validation
+        job, plan, validation = self.spec.job, self.spec.plan, self.validation
         notices = [*self._set_up(), *self.engine.doubts, *self.notices]
         names = unique_names(self.model)
         works = self.engine.mesh.world.objects(self.clock.work())
@@ -395,6 +394,7 @@ class Loop:
             machine=machine(gpus, threads=self.world.threads),
             settings=plan.settings,
             tuned=self.spec.tuned,
+            processes=self.world.processes,
             started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),
             wall_s=time.perf_counter() - begun,
         )
