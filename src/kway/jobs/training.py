@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.jobs.adapting import adapting_of
 from kway.jobs.arguments import check_given, functions_of
-from kway.jobs.folder import claimed, is_there
+from kway.jobs.folder import claimed, is_there, logs_of
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.restarting import Restarts, run_again
@@ -40,6 +39,8 @@ from kway.training.parts import training_parts
 from kway.training.saving import FOLDER
 from kway.training.spec import PATIENCE, TrainSpec, interval, saving_interval
 from kway.training.subject import subject_of
+from kway.training.timeline import FILE as TIMELINE
+from kway.training.timeline import check_timeline, timeline_steps
 from kway.training.validation import BEST, known_figure
 from kway.units import counted, duration
 from kway.world import StopRequest
@@ -125,6 +126,7 @@ def train(
     min_devices: int = 1,
     on_oom: str = "error",
     stall_timeout: str | float | timedelta | None = None,
+    timeline: bool | int | None = None,
     echo: bool = True,
     ranks: Any = None,
 ) -> Run:
@@ -160,6 +162,9 @@ def train(
     ``stall_timeout``: like ``"90s"``, ``"5min"`` or seconds: a rank that the others wait for and that makes no
     progress for so long ends the run, with its step, phase and stack; ``None`` waits as long as torch does.
 
+    ``timeline``: a number of steps (``True``: 5) that every rank records through torch's profiler after its warm-up: the
+    record then says what their time went into, and ``out`` has one trace of all ranks, timeline.json.gz.
+
     ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
     ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``checkpoint`` (a save began),
     ``notice``, ``warning``, ``end``. ``echo``: whether what
@@ -189,11 +194,14 @@ def train(
         keep=keep,
         tune=wish_of(tune, tune_seconds, step_kind, exactness),
         as_begun=step_kind == AUTO,
+        timeline=timeline_steps(timeline),
     )
     check_saving(out, checkpoint_every, keep, resume)
     restarts = Restarts(max_restarts, min_devices)
     restarts.check(where.plan.devices, where.joined is not None)
     parts, held = training_parts(job)
+    if not resume:
+        check_timeline(spec, parts.order.steps(0))
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
     adapting = adapting_of(on_oom, job, model, where, parts.order)
@@ -244,7 +252,7 @@ def train(
                     f"goes on from {now.resume or 'the beginning'}",
                 ]:
                     tell.note(line)
-            logs = _made(folder / "logs") if out is not None else None
+            logs = logs_of(folder) if out is not None else None
             # On one device that is left a process of its own is started too: what killed the rank may come again.
             with _gone_if_refused(logs, tell.seen):
                 return where.run(
@@ -334,14 +342,6 @@ def _keep(record: Training, folder: Path) -> None:
         ) from None
 
 
-def _made(folder: Path) -> Path:
-    """Make the folder for the logs of a start: the first, and those of each restart and resume, stay."""
-    starts = (folder if number == 1 else folder / f"start-{number}" for number in count(1))
-    chosen = next(path for path in starts if not (path / "rank-0.log").exists())
-    chosen.mkdir(parents=True, exist_ok=True)
-    return chosen
-
-
 @contextmanager
 def _gone_if_refused(logs: Path | None, seen: set[str]) -> Iterator[None]:
     """Remove the logs of ranks that refuse a run before it starts (see ``seen``): exit code 2 leaves nothing."""
@@ -391,5 +391,5 @@ def _folder(stack: ExitStack, where: Place, out: Path | str | None, resume: bool
             "a record is never written over",
             "to train on, name the run with resume= (--resume-from) and another folder with out= (--out)",
         )
-    others = () if own else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", FOLDER)
+    others = () if own else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", TIMELINE, FOLDER)
     return Path(on_main(where, lambda: str(stack.enter_context(claimed(out, "train.json", others)))))
