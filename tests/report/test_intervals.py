@@ -1,6 +1,7 @@
 """Sets of points in time, against the same sets as whole numbers."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_they_are_the_sets_of_their_points(seed):
     first, second = drawn(seed), drawn(1000 + seed)
     a, b = union(first), union(second)
     assert points(a) == points(first)
-    assert all(left[1] < right[0] for left, right in zip(a, a[1:], strict=False))
+    assert all(left[1] < right[0] for left, right in pairwise(a))
     assert union(first, second) == union(a, b)
     assert points(both(a, b)) == points(a) & points(b)
     assert points(without(a, b)) == points(a) - points(b)

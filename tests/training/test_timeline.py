@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -124,6 +125,26 @@ def test_a_run_alone_has_nobody_to_wait_for_and_needs_no_folder(ranks):
     check_sums(record.timeline, 1)
     assert record.timeline["file"] is None
     assert record.timeline["ranks"][0]["exposed_communication_s"] == 0
+
+
+class Breaks(nn.Linear):
+    """A model whose ninth step, which is recorded, fails."""
+
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 9:
+            raise OverflowError("the ninth")
+        return super().forward(x)
+
+
+def test_a_run_that_fails_leaves_no_profiler_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(OverflowError, match="the ninth"):
+        kway.train(replace(job_of(), model=partial(Breaks, 8, 4)), devices="cpu:1", epochs=1, timeline=3)
+    assert not list(tmp_path.glob("kway-timeline-*"))
+    with torch.profiler.profile() as own:
+        torch.ones(3).sum()
+    assert any(event.name == "aten::sum" for event in own.events())
 
 
 def test_steps_of_several_epochs_and_a_run_that_ends_before(ranks):

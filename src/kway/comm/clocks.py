@@ -1,4 +1,4 @@
-"""How the clocks of ranks stand to each other: the same on one machine, else bounded by moments that all ranks share."""
+"""How clocks of ranks stand to each other: one clock on one machine, else bounded by moments that all ranks share."""
 
 import os
 import platform

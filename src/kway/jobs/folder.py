@@ -94,9 +94,7 @@ def _check_free(folder: Path, files: tuple[str, ...]) -> None:
 
 
 def logs_of(folder: Path) -> Path:
-    """Make the folder for the logs of a start of the run in ``folder``: the first, and those of each restart and resume,
-    stay.
-    """
+    """Make the folder for the logs of a start of the run in ``folder``. Those of earlier starts stay."""
     own = folder / "logs"
     starts = (own if number == 1 else own / f"start-{number}" for number in count(1))
     chosen = next(path for path in starts if not (path / "rank-0.log").exists())

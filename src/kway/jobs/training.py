@@ -162,8 +162,8 @@ def train(
     ``stall_timeout``: like ``"90s"``, ``"5min"`` or seconds: a rank that the others wait for and that makes no
     progress for so long ends the run, with its step, phase and stack; ``None`` waits as long as torch does.
 
-    ``timeline``: a number of steps (``True``: 5) that every rank records through torch's profiler after its warm-up: the
-    record then says what their time went into, and ``out`` has one trace of all ranks, timeline.json.gz.
+    ``timeline``: a number of steps (``True``: 5) that every rank records through torch's profiler after its warm-up:
+    the record then says what their time went into, and ``out`` has one trace of all ranks, timeline.json.gz.
 
     ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
     ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``checkpoint`` (a save began),
@@ -200,7 +200,7 @@ def train(
     restarts = Restarts(max_restarts, min_devices)
     restarts.check(where.plan.devices, where.joined is not None)
     parts, held = training_parts(job)
-    if not resume:
+    if spec.timeline is not None and not resume:
         check_timeline(spec, parts.order.steps(0))
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)

@@ -106,8 +106,10 @@ def lines_of(timeline: Mapping[str, Any]) -> list[str]:
 def _steps_text(steps: Sequence[int]) -> str:
     """Say which steps were recorded: ``5 steps from 7 to 11``."""
     first, last = steps[0], steps[-1]
-    return f"{counted(len(steps), 'step')}, {first}" if first == last else (
-        f"{counted(len(steps), 'step')} from {first} to {last}"
+    return (
+        f"{counted(len(steps), 'step')}, {first}"
+        if first == last
+        else (f"{counted(len(steps), 'step')} from {first} to {last}")
     )
 
 

@@ -56,7 +56,9 @@ def _of_rank(trace: RankTrace, begin: float, flows: dict[Any, int]) -> Iterator[
         if event["ph"] == "M" and event["name"] == "thread_name"
     }
     # What a row is shows in its work, which an arrow to it may come before.
-    kept = sorted(filter(partial(_is_kept, trace.windows), trace.events), key=lambda event: event["ph"] in _FLOW)
+    kept = sorted(
+        filter(partial(_is_kept, trace.windows), trace.events), key=lambda event: event["ph"] in _FLOW
+    )
     threads: dict[tuple[Any, Any], int] = {}
     for event in kept:
         place = event["pid"], event.get("tid", 0)

@@ -28,6 +28,7 @@ from kway.training.facts import check_options, check_within, other_masks, resume
 from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
+from kway.training.recording import clock_of
 from kway.training.requests import STOP, Requests, who_asked
 from kway.training.saving import Position, Saver
 from kway.training.set_up import set_up_notices
@@ -35,7 +36,6 @@ from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
 from kway.training.subject import optimizer_facts
 from kway.training.surroundings import gpu_name, machine, peak_memory, versions
-from kway.training.timeline import clock_of
 from kway.training.validation import BEST, Validation
 from kway.training.watch import LossWatch
 from kway.training.weights import fingerprint, save_last, unique_names
