@@ -176,7 +176,8 @@ class Training(Record):
     used), ``threads`` (of a rank). ``settings``: what was chosen of the step beside its kind (``kway.step.settings``).
     ``tuned``: ``how`` it was chosen (``Tuning``), ``why``, ``seconds``, ``made``, ``choice``; ``None`` where the run
     was not to be tuned. ``processes``: how many the ranks were; one where they were threads of it, ``None`` in records
-    of before.
+    of before. ``timeline``: of the ``steps`` (their numbers, from 1) that were recorded, by rank, in seconds a step
+    (docs/guide/timeline.md); ``None`` where none were.
     """
 
     kind: ClassVar[str] = "train"
@@ -215,6 +216,7 @@ class Training(Record):
     settings: dict[str, Any] = field(default_factory=dict)
     tuned: dict[str, Any] | None = None
     processes: int | None = None
+    timeline: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,7 @@ def test_streams_and_generators_are_each_replicas_own():
         ({"stall_timeout": "5s"}, "stall_timeout"),
         ({"on_oom": "adapt"}, "on_oom"),
         ({"tune_seconds": 2}, "tune_seconds"),
+        ({"timeline": 5}, "one profiler"),
         ({"step_kind": "compiled"}, "several threads"),
         ({"strategy": "threads=2:data=1"}, "one process"),
     ],

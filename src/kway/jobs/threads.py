@@ -18,6 +18,14 @@ from kway.step.process_wide import drawing, held
 from kway.step.seeds import preserved_everywhere
 from kway.world import World
 
+_ENDS = "its ranks are threads of this process, none of which can be ended by itself"
+_LACKS = {
+    "on_oom": _ENDS,
+    "stall_timeout": _ENDS,
+    "max_restarts": _ENDS,
+    "tune_seconds": "its steps are eager: there is nothing to choose from",
+    "timeline": "torch has one profiler for a process, which cannot begin once for each of its threads",
+}
 _PLAIN = (str, bytes, int, float, bool, type(None), type, torch.device, torch.dtype)
 
 
@@ -62,14 +70,17 @@ def run(make: Any, task: Any, arguments: tuple[Any, ...], device_set: list[str],
 
 
 def check(where: Any, on_oom: str, **asked: Any) -> None:
-    """Raise ``UsageError`` where the ranks of ``where`` are threads and an option of a run needs processes."""
+    """Raise ``UsageError`` where the ranks of ``where`` are threads and an option of a run needs processes.
+
+    ``asked``: options by name, each with a reason in ``_LACKS``.
+    """
     if on_oom == "adapt":
         asked["on_oom"] = on_oom
     for what, value in asked.items() if where.in_threads else ():
         if value:
             raise UsageError(
                 f"{what}={value!r} with strategy threads",
-                "its ranks are threads of this process: none can be ended by itself, and steps are eager",
+                _LACKS[what],
                 "use strategy data, which has a process a device",
             )
 
