@@ -57,7 +57,9 @@ def _check(name: str, bar: str, value: float | None) -> Row:
 def machine_checks(rows: Sequence[Row]) -> list[Row]:
     """Judge whether rows may be compared: GPUs of one machine, measured within an hour."""
     machines = [row for row in rows if row.get("part") == "machine" and "cluster" in row]
-    identities = {tuple(sorted(gpu["uuid"] for gpu in row["cluster"]["gpus"])) for row in machines}
+    seen = {frozenset(gpu["uuid"] for gpu in row["cluster"]["gpus"]) for row in machines}
+    # A part may have seen only some of a machine's GPUs.
+    identities = [gpus for gpus in seen if not any(gpus < other for other in seen)]
     times = [row["at"] for row in rows if "at" in row and not _is_cpu(row)]
     checks = []
     if times:

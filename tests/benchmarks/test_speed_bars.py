@@ -156,6 +156,10 @@ def test_rows_of_two_machines_or_of_two_hours_do_not_pass(result):
         False,
         False,
     ]
+    whole = machine("a", 0.0)
+    whole["cluster"] = {"gpus": [{"uuid": "a"}, {"uuid": "b"}]}
+    # Parts that saw one GPU each, of a machine with two.
+    assert result.machine_checks([machine("a", 0.0), whole, machine("b", 1.0)])[0]["passed"]
     # The comparisons on the CPU are of another machine, and compared within themselves.
     other = {**machine("b", 9999.0), "part": "machine-cpu"}
     assert [c["passed"] for c in result.machine_checks([machine("a", 0.0), other])] == [True, True]

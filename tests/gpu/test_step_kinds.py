@@ -1,5 +1,6 @@
 """Compiled and recorded steps on GPUs are proved as eager ones are."""
 
+import dataclasses
 from functools import partial
 
 import pytest
@@ -77,3 +78,25 @@ def test_bits_of_a_kind_are_those_of_one_gpu(one, two, kind):
     proof = kway.prove(job(batch=16), devices=f"{one} {two}", exactness="bits", step_kind=kind)
     assert [row["equal"] for row in proof.candidates] == ["bits", "bits"], str(proof)
     assert proof.certificate["holds_within"]["step_kind"] == kind
+
+
+class Normalised(nn.Module):
+    """Batch normalisation of two widths, one with a momentum of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 8, 3)
+        self.wide, self.narrow = nn.BatchNorm2d(4), nn.BatchNorm2d(8, momentum=0.3)
+        self.last = nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.wide(self.first(x)))
+        return self.last(torch.relu(self.narrow(self.second(x))).mean((2, 3)))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["compiled", "compiled-graph"])
+def test_batch_statistics_of_two_gpus_in_a_compiled_step_are_those_of_the_whole_batch(two, kind):
+    proof = kway.prove(dataclasses.replace(job(), model=Normalised), devices=two, step_kind=kind)
+    assert proof.verdict == "pass", str(proof)
+    assert [row["step_kind"] for row in proof.candidates] == [kind], proof.notices

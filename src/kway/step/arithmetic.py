@@ -8,6 +8,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 Tensor = torch.Tensor
+# Counts of values that are kept. A share of another size each time would fill memory with them.
+MOST_COUNTS = 256
 
 
 class Arithmetic:
@@ -22,14 +24,17 @@ class Arithmetic:
         return [name for name in vars(self) if not name.startswith("_")]
 
     def count(self, values: int, device: torch.device) -> Tensor:
-        """Return a number as a tensor of shape (1,) on ``device``, the same one each time."""
+        """Return a number as a tensor of shape (1,) on ``device``, as a rule the same one each time."""
         # As a constant it would be part of compiled code, of which each number would need its own.
         held = (values, device)
-        if held not in self._counts:
-            # The first time is no part of what makes two steps alike.
-            with _disable_current_modes():
-                self._counts[held] = torch.full((1,), values, dtype=torch.float64, device=device)
-        return self._counts[held]
+        if held in self._counts:
+            return self._counts[held]
+        # The first time is no part of what makes two steps alike.
+        with _disable_current_modes():
+            made = torch.full((1,), values, dtype=torch.float64, device=device)
+        if len(self._counts) < MOST_COUNTS:
+            self._counts[held] = made
+        return made
 
 
 def packed(mean: Tensor, var: Tensor, count: Tensor) -> Tensor:
