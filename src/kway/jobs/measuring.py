@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,8 @@ from kway.devices.select import parse, spelled
 from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
 from kway.errors import UsageError
-from kway.jobs.place import Place, choose, rank_threads, with_threads
+from kway.jobs.kept_ranks import KeptRanks
+from kway.jobs.place import with_threads
 from kway.launch.torchrun import from_environment
 from kway.measurements import Measurements
 from kway.measuring.bench import Bench
@@ -60,10 +61,10 @@ def measure(
     threads = threads_for(1)
     known = facts(cluster, there, cpu_ranks, threads)
     entries, figures = [], []
-    with with_threads(threads), preserved_everywhere():
+    with with_threads(threads), preserved_everywhere(), KeptRanks(ranks) as on_ranks:
         limits = limits_of(cluster, there)
         for experiment in experiments:
-            bench = _bench(experiment, there, cpu_ranks, limits, quick, _starter(ranks))
+            bench = _bench(experiment, there, cpu_ranks, limits, quick, on_ranks)
             entry, found = _one(experiment, bench, known, quick, refresh, say)
             entries.append(entry)
             figures += found
@@ -97,25 +98,13 @@ def _check_alone(cluster: Cluster) -> None:
         )
 
 
-def _starter(ranks: Any) -> Callable[..., list[Any]]:
-    """Return what runs a task on ranks, each of a CPU rank's or a GPU rank's usual threads."""
-
-    def on_ranks(device_set: Sequence[str], task: Callable[..., Any], *arguments: Any) -> list[Any]:
-        chosen_set = list(device_set)
-        where = Place(choose(chosen_set, "auto", "math"), rank_threads(chosen_set), None)
-        held = ranks if set(chosen_set) == {"cpu"} else None
-        return where.run(task, *arguments, ranks=held, apart=True, echo=False)
-
-    return on_ranks
-
-
 def _bench(
     experiment: Experiment,
     devices: tuple[str, ...],
     cpu_ranks: int,
     limits: Limits,
     quick: bool,
-    on_ranks: Callable[..., list[Any]],
+    on_ranks: KeptRanks,
 ) -> Bench:
     policy = replace(QUICK if quick else FULL, seconds=experiment.seconds(quick, len(devices) - 1))
     return Bench(

@@ -71,12 +71,15 @@ class Bench:
         """Return a device's part of the budget where all are measured: the CPU gets half, where it is not alone."""
         return (0.5 if device == "cpu" else 0.5 / len(self.gpus)) if self.gpus else 1.0
 
+    def part(self, part: float) -> Policy:
+        """Return the policy with ``part`` of the budget."""
+        return replace(self.policy, seconds=self.policy.seconds * part)
+
     def time(self, candidates: Sequence[Candidate], device: str, part: float) -> Reading:
         """Time a set of candidates, beside a reference workload on ``device``, within ``part`` of the budget."""
-        policy = replace(self.policy, seconds=self.policy.seconds * part)
         work = reference(device)
         work(1)  # a GPU loads its libraries now, which is no part of the budget
-        reading = Timer(policy, self.clock).time(candidates, work)
+        reading = Timer(self.part(part), self.clock).time(candidates, work)
         self.readings.append(reading)
         return reading
 
