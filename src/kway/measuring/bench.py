@@ -86,7 +86,14 @@ class Bench:
     def measure(self, rows: Sequence[Row], device: str, part: float) -> list[Figure]:
         """Time rows as one set and return their figures, without those that were left out."""
         candidates = [Candidate(row.title, row.run, row.family, row.work) for row in rows]
-        reading = self.time(candidates, device, part)
+        return self._made(rows, self.time(candidates, device, part))
+
+    def figures(self, rows: Sequence[Row], reading: Reading) -> list[Figure]:
+        """Return the figures of rows that ranks have timed as one set, by their titles; ``readings`` gets theirs."""
+        self.readings.append(reading)
+        return self._made(rows, reading)
+
+    def _made(self, rows: Sequence[Row], reading: Reading) -> list[Figure]:
         make = self.maker(reading)
         return [
             make.timed(row.name, row.parameters, row.unit, timing.raw, row.value, row.limit, row.notes)

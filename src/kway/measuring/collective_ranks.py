@@ -18,6 +18,8 @@ from kway.measuring.work import Call, on_stream, waited, waiter
 
 # Copies of the largest size that a rank may need: two buffers, and what the ordered sum makes.
 COPIES = 6
+# Bytes that could be sent in the time that Gloo takes to begin: what a few cost tells of many only with these.
+BEGIN = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _groups(world: Any, todo: Sequence[Part]) -> dict[Part, tuple[Group | None, 
 def _room(world: Any) -> int:
     """Return the largest size for which a rank has memory; CPU ranks share one, of which half is left for others."""
     if world.device == "cpu":
-        return cpu.memory()[1] // (2 * COPIES * world.size)
+        return cpu.memory()[1] // (2 * COPIES * int(world.size))
     return int(torch.cuda.mem_get_info(world.device)[0]) // (COPIES + 1)
 
 
@@ -110,7 +112,7 @@ def _timed(
     level()  # connects the ranks, which is no part of what a candidate takes
     return in_step.time(
         [
-            Candidate(title(collective, size), work(collective, size), collective, float(size))
+            Candidate(title(collective, size), work(collective, size), collective, float(BEGIN + size))
             for size in sizes
             for collective in COLLECTIVES
         ],

@@ -142,4 +142,6 @@ def _limit(curve: Curve, unit: str) -> list[object]:
 def _mark(mark: dict[str, Any]) -> str:
     rest = {name: value for name, value in mark["parameters"].items() if name != "marks"}
     where = " ".join(str(value) for value in rest.values())
-    return f"  {where}: less time from {mark['unit']} = {size_text(mark['unit'], mark['value'])} on"
+    at = f"{mark['unit']} = {size_text(mark['unit'], mark['value'])}"
+    # Two curves cross, where nothing else is said.
+    return f"  {where}: {at}" if mark["notes"] else f"  {where}: less time from {at} on"

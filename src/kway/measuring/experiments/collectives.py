@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from kway.measuring.bench import Bench
 from kway.measuring.collective_ranks import Part, task, title
@@ -77,15 +78,25 @@ def figures_of(
                 parameters = {
                     "collective": collective, "backend": part.backend, "ranks": part.ranks, "bytes": size
                 }  # fmt: skip
-                timed = (
-                    ("s", timing.raw)
-                    if name == TIME
-                    else ("B/s", timing.raw, lambda seconds, sent=sent: sent / seconds)
-                )
                 # Gloo goes through CPU memory: links between GPUs are no limit of it.
                 bound = limit if name == BUS and part.backend == "nccl" else None
-                figures.append(make.timed(f"{name}, {where}", parameters, *timed, limit=bound))
+                rate = None if name == TIME else sent
+                figures.append(_figure(make, f"{name}, {where}", parameters, timing.raw, rate, bound))
     return figures
+
+
+def _figure(
+    make: Maker,
+    name: str,
+    parameters: dict[str, Any],
+    seconds: Sequence[float],
+    sent: float | None,
+    limit: float | None,
+) -> Figure:
+    """Make a figure of times, or of what is ``sent`` a second."""
+    if sent is None:
+        return make.timed(name, parameters, "s", seconds)
+    return make.timed(name, parameters, "B/s", seconds, lambda each: sent / each, limit)
 
 
 def fitted(make: Maker, kind: str, part: Part, reading: Reading, sizes: Sequence[int]) -> list[Figure]:
@@ -141,7 +152,7 @@ EXPERIMENT = Experiment(
         "bytes_cpu": tuple(1 << k for k in range(10, 27, 2)),
         "cpu_beside_gpus": True,
     },
-    quick_s=10.0,
+    quick_s=9.0,
     full_s=120.0,
     by_gpu=0.1,
     order=50,
