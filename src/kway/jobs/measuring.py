@@ -13,7 +13,7 @@ from kway.devices.cpu import threads_for
 from kway.devices.select import parse, spelled
 from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
-from kway.errors import UsageError
+from kway.errors import RankError, UsageError
 from kway.jobs.kept_ranks import KeptRanks
 from kway.jobs.place import with_threads
 from kway.launch.torchrun import from_environment
@@ -140,7 +140,11 @@ def _one(
         ]
     say(f"{experiment.name}: {experiment.summary}, about {seconds_text(bench.policy.seconds)}")
     begun = time.perf_counter()
-    figures = [figure.to_dict() for figure in experiment.run(bench)]
+    try:
+        figures = [figure.to_dict() for figure in experiment.run(bench)]
+    except RankError as error:
+        # A back end that does not work here is no reason to know nothing of the rest.
+        return {**entry, "why": error.headline}, []
     for tidy in (gc.collect, torch.cuda.empty_cache):
         tidy()
     entry |= {

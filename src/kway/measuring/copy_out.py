@@ -39,13 +39,13 @@ def work(device: str, way: str, size: int) -> Work:
                 if copies:
                     hosts[number % 2].copy_(results[number % 2], non_blocking=later)
 
-        side = _beside(a, b, results, hosts) if way == SIDE else None
+        side = Beside(a, b, results, hosts) if way == SIDE else None
         return waited(side or in_line, waiter(device))
 
     return lazily(make)
 
 
-class _beside:  # noqa: N801 (it is called like the function that it stands for)
+class Beside:
     """Copies results on a stream beside the one that computes them."""
 
     def __init__(

@@ -73,7 +73,7 @@ class Remaining:
     before the ranks were started. At least ``least`` of it is left for measuring, however long they took to come.
     """
 
-    def __init__(self, in_step: InStep, policy: Policy, asked_at: float, least: float = 0.5) -> None:
+    def __init__(self, in_step: InStep, policy: Policy, asked_at: float, least: float = 0.4) -> None:
         gone = in_step.slowest(max(0.0, time.time() - asked_at))
         self._in_step, self._policy = in_step, policy
         self._ends = in_step.clock() + max(policy.seconds - gone, least * policy.seconds)

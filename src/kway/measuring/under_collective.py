@@ -1,83 +1,21 @@
 """Products while an all-reduce goes on beside them: what each costs the other."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
-import torch.distributed as dist
 
 from kway.measuring.bench import Bench, Row
 from kway.measuring.figure import Figure
 from kway.measuring.hidden import find, hidden_figure, slowdown_figure
 from kway.measuring.in_step import InStep, Remaining, control
+from kway.measuring.sides import PRODUCTS, WAYS, Sides
 from kway.measuring.timer import Candidate, Policy, Reading, Work, calibrate
-from kway.measuring.two_devices import multiplier
-from kway.measuring.work import waited, waiter
 
-COMPUTE, COMMUNICATE = "products alone", "all-reduce alone"
-BOTH, UNDER = "both at once", "products, all-reduce beside them"
-WAYS = (COMPUTE, COMMUNICATE, BOTH, UNDER)
 NAME, HIDDEN = "products beside an all-reduce", "all-reduce: hidden, of the shorter"
 SLOWDOWN = "slowdown beside an all-reduce"
-PRODUCTS = 10
 # Work as long as this tells enough of an all-reduce to choose how many of them take as long as the products.
 _LOOK_S = 5e-3
 _MOST = 256
-
-
-class Sides:
-    """The two things that a rank does at once: ``PRODUCTS`` products, and some all-reduces of one size."""
-
-    def __init__(self, device: str, size: int, count: int) -> None:
-        self._device = torch.device(device)
-        self.multiply = multiplier(device, size, PRODUCTS)
-        self._tensor = torch.zeros(count // 4, device=device)
-        self.times = 1
-        self._wait = waiter(device)
-
-    def begin(self) -> list[Any]:
-        """Start the all-reduces; they go on by themselves."""
-        return [dist.all_reduce(self._tensor, async_op=True) for _ in range(self.times)]
-
-    def communicate(self) -> None:
-        """Do the all-reduces."""
-        _finish(self.begin())
-
-    def both(self) -> None:
-        """Do both at once. What is begun first has begun when the products are launched."""
-        begun = self.begin()
-        self.multiply()
-        _finish(begun)
-
-    def work(self, way: str) -> Work:
-        """Return the work of a way."""
-        if way == UNDER:
-            return self._under
-        calls = {COMPUTE: self.multiply, COMMUNICATE: self.communicate, BOTH: self.both}
-        return waited(calls[way], self._wait)
-
-    def _under(self, count: int) -> float:
-        """Time the products alone, from when the all-reduces have been begun until the products are done."""
-        took = 0.0
-        for _ in range(count):
-            self._wait()
-            begun = self.begin()
-            started = time.perf_counter()
-            self.multiply()
-            if self._device.type == "cuda":
-                # The current stream has the products only: the wait is for them, not for the all-reduces.
-                torch.cuda.current_stream(self._device).synchronize()
-            took += time.perf_counter() - started
-            _finish(begun)
-        self._wait()
-        return took
-
-
-def _finish(begun: Sequence[Any]) -> None:
-    for each in begun:
-        each.wait()
 
 
 def task(

@@ -41,7 +41,7 @@ EXPERIMENT = Experiment(
         "beside": (4000, tuple(MIB << k for k in range(0, 9, 2))),
         "beside_cpu": (512, tuple(MIB // 64 << k for k in range(0, 11, 2))),
     },
-    quick_s=7.0,
+    quick_s=6.0,
     full_s=90.0,
     by_gpu=0.15,
     order=40,

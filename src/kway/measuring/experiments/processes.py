@@ -23,13 +23,15 @@ def run(bench: Bench) -> list[Figure]:
     with ExitStack() as opened:
         count = max(2, bench.cpu_ranks)
         processes = Processes(Context.preloaded(), count, opened)
+        bench.notes.append(f"tasks: {POOL} and {EACH} work on {count} parts of a list at a time")
         processes.start_one()  # the first one starts the fork server, which imports torch
         for kind in TASKS:
-            measured = bench.measure(_tasks(processes, kind, bench.sizes["elements"]), "cpu", 0.3)
+            rows = _tasks(processes, kind, bench.sizes["elements"], bench.sizes["elements_each"])
+            measured = bench.measure(rows, "cpu", 0.32)
             figures += measured + paying(bench, kind, measured)
         figures += bench.measure(_starts(processes), "cpu", 0.1)
     with ExitStack() as opened:
-        rows = [
+        loaders = [
             Row(
                 LOADER,
                 {"workers": workers},
@@ -39,7 +41,7 @@ def run(bench: Bench) -> list[Figure]:
             )
             for workers in counts(bench.cpu_ranks)
         ]
-        figures += bench.measure(rows, "cpu", 0.3)
+        figures += bench.measure(loaders, "cpu", 0.26)
     return figures + marked(bench, figures)
 
 
@@ -48,17 +50,18 @@ def title(kind: str) -> str:
     return f"{kind} tasks"
 
 
-def _tasks(processes: Processes, kind: str, sizes: Sequence[int]) -> list[Row]:
+def _tasks(processes: Processes, kind: str, sizes: Sequence[int], each: Sequence[int]) -> list[Row]:
     return [
         Row(
             title(kind),
-            {"way": way, "processes": 1 if way == SERIAL else processes.count, "elements": elements},
+            {"way": way, "elements": elements},
             processes.work(way, kind, elements),
             family=way,
             work=float(BEGIN[way] + elements),
         )
         for elements in sizes
         for way in (SERIAL, POOL, EACH)
+        if way != EACH or elements in each
     ]
 
 
@@ -89,7 +92,7 @@ def paying(bench: Bench, kind: str, figures: Sequence[Figure]) -> list[Figure]:
 def marked(bench: Bench, figures: Sequence[Figure]) -> list[Figure]:
     """Return the knee: the fewest workers that deliver nearly as much as any number of them does."""
     rates = {figure.parameters["workers"]: figure.value for figure in figures if figure.name == LOADER}
-    if not rates:
+    if len(rates) < 2:
         return []
     at = knee(list(rates), list(rates.values()))
     best = max(rates, key=lambda workers: rates[workers])
@@ -101,13 +104,14 @@ def marked(bench: Bench, figures: Sequence[Figure]) -> list[Figure]:
     return [bench.maker().computed(f"{LOADER}: {said}", parameters, "workers", at, notes=(said,))]
 
 
+DECADES = (10, 32, 100, 320, 1000, 3200, 10_000, 32_000, 100_000, 320_000, 1_000_000)
 EXPERIMENT = Experiment(
     name="processes",
     summary="serial, pool, one process a task, compute-bound and I/O-bound; loader workers",
     run=run,
-    quick={"elements": (10, 1000, 10_000, 100_000)},
-    full={"elements": (10, 32, 100, 320, 1000, 3200, 10_000, 32_000, 100_000, 320_000, 1_000_000)},
-    quick_s=8.0,
+    quick={"elements": (10, 1000, 10_000, 100_000), "elements_each": (10, 10_000, 100_000)},
+    full={"elements": DECADES, "elements_each": DECADES},
+    quick_s=7.0,
     full_s=120.0,
     order=60,
 )
