@@ -47,7 +47,7 @@ def test_each_does_what_it_is_called(ranks):
 
 
 @pytest.mark.parametrize(
-    ("ranks_", "factors"), [(2, [1, 0.5, 0.5, 0.5, 1, 1, 1]), (4, [1.5, 0.75, 0.75, 0.75, 1, 1, 1.5])]
+    ("size", "factors"), [(2, [1, 0.5, 0.5, 0.5, 1, 1, 1]), (4, [1.5, 0.75, 0.75, 0.75, 1, 1, 1.5])]
 )
 def test_the_factors_of_bus_bandwidth(size, factors):
     assert [bus_factor(name, size) for name in COLLECTIVES] == factors

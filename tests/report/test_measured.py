@@ -92,3 +92,25 @@ def test_rates_are_written_in_decimal_prefixes(value, unit, text):
 
 def test_sizes_are_written_in_their_way():
     assert [size_text("bytes", 1024), size_text("n", 4096), size_text("n", 4)] == ["1.0 KiB", "4,096", "4"]
+
+
+def test_tables_and_panels_beyond_the_first_twelve_are_named(tmp_path):
+    figures = [
+        MAKE.timed(f"product {number}", {"n": n}, "s", [1.0]).to_dict()
+        for number in range(14)
+        for n in (1, 2)
+    ]
+    text = "\n".join(lines_of(record(*figures)))
+    assert "product 11, by n" in text
+    assert "product 12, by n" not in text
+    assert "also in measurements.json: product 12; product 13" in text
+    (path,) = draw(record(*figures), tmp_path)
+    (few,) = draw(record(*figures[:24]), tmp_path)
+    assert imread(path).shape == imread(few).shape
+
+
+def test_a_mark_that_is_no_crossing_says_what_it_is():
+    make = Maker("compute")
+    rates = [make.timed("loader", {"workers": n}, "samples/s", [1.0]).to_dict() for n in (0, 1, 2)]
+    knee = make.computed("loader: knee", {"marks": "loader", "at": "knee"}, "workers", 1, notes=("knee",))
+    assert "  knee: workers = 1" in lines_of(record(*rates, knee.to_dict()))
