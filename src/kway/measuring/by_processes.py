@@ -62,6 +62,8 @@ class Processes:
         """Start a pool, wait until all its processes answer, and end it."""
         with self._context.Pool(self.count, end_with_parent) as pool:
             pool.map(abs, range(self.count), chunksize=1)
+            pool.close()
+            pool.join()
 
     def work(self, way: str, kind: str, elements: int) -> Work:
         """Return the work of a way over so many elements."""

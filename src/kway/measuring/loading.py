@@ -1,5 +1,6 @@
 """How many samples a second worker processes deliver to a loop that does nothing else, by their number."""
 
+import warnings
 from contextlib import ExitStack
 
 import torch
@@ -21,8 +22,8 @@ class Crafted(Dataset[torch.Tensor]):
         return BATCH * BATCHES
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        image = torch.rand(3, 64, 64)
-        for _ in range(4):
+        image = torch.rand(3, 32, 32)
+        for _ in range(16):
             image = image.flip(2).roll(index % 7, 1).mul(0.9).add(0.1)
         return image
 
@@ -43,8 +44,12 @@ def work(workers: int, opened: ExitStack) -> Work:
         epoch = requests(torch.arange(BATCH * BATCHES).numpy())
         if not workers:
             return waited(lambda: [fetcher.fetch(request) for request in epoch], lambda: None)
-        held = Workers(fetcher, workers, None, 0)
-        opened.callback(held.close)
+        with warnings.catch_warnings():
+            # More of them than processors are what the knee is looked for with.
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+            held = Workers(fetcher, workers, None, 0)
+            opened.callback(held.close)
+            list(held.read(iter(epoch[:1])))  # starts them
         return waited(lambda: list(held.read(iter(epoch))), lambda: None)
 
     return lazily(make)

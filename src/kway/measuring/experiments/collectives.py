@@ -69,6 +69,5 @@ EXPERIMENT = Experiment(
     },
     quick_s=7.5,
     full_s=120.0,
-    by_gpu=0.1,
     order=50,
 )

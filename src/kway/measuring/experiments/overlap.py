@@ -15,10 +15,10 @@ def run(bench: Bench) -> list[Figure]:
     if not enough:
         bench.notes.append("one device here: there are no two to work at once, and nobody to send to")
     if enough:
-        figures += two_devices.run(bench, 0.4, time.time())
-    figures += copy_out.run(bench, 0.25)
+        figures += two_devices.run(bench, 0.5, time.time())
+    figures += copy_out.run(bench, 0.2)
     if enough:
-        figures += under_collective.run(bench, 0.35, time.time())
+        figures += under_collective.run(bench, 0.3, time.time())
     return figures
 
 
