@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +22,7 @@ from kway.measuring.bench import Bench
 from kway.measuring.experiment import Experiment, chosen
 from kway.measuring.kept import facts, keep, recall
 from kway.measuring.limits import Limits, limits_of
-from kway.measuring.timer import Policy
+from kway.measuring.timer import Policy, shrunk
 from kway.records import Cluster
 from kway.step.seeds import preserved_everywhere
 from kway.training.surroundings import machine, versions
@@ -31,6 +31,8 @@ from kway.units import counted, seconds_text
 # More CPU ranks than these say nothing new of one machine.
 MOST_CPU_RANKS = 8
 QUICK = Policy(rounds=7)
+# Of a minute, loading torch and drawing pictures take the rest.
+QUICK_S = 45.0
 FULL = Policy(rounds=15, sample_s=5e-3)
 
 
@@ -63,8 +65,11 @@ def measure(
     entries, figures = [], []
     with with_threads(threads), preserved_everywhere(), KeptRanks(ranks) as on_ranks:
         limits = limits_of(cluster, there)
-        for experiment in experiments:
+        for place, experiment in enumerate(experiments):
             bench = _bench(experiment, there, cpu_ranks, limits, quick, on_ranks)
+            if quick:
+                left = QUICK_S - (time.perf_counter() - begun)
+                bench.policy = shrunk(bench.policy, left, _planned(experiments[place:], there))
             entry, found = _one(experiment, bench, known, quick, refresh, say)
             entries.append(entry)
             figures += found
@@ -116,6 +121,11 @@ def _bench(
         cpu_ranks=cpu_ranks,
         on_ranks=on_ranks,
     )
+
+
+def _planned(experiments: Sequence[Experiment], devices: tuple[str, ...]) -> float:
+    """Return the seconds that these would take in a quick measurement."""
+    return sum(each.seconds(True, len(devices) - 1) for each in experiments if not each.lacks(devices))
 
 
 def _one(
