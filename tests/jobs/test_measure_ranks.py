@@ -1,7 +1,7 @@
 """What experiments are given to start ranks with."""
 
 from kway.comm.group import Group
-from kway.jobs.measuring import _starter
+from kway.jobs.kept_ranks import KeptRanks
 
 
 def place_of(context, more):
@@ -10,5 +10,5 @@ def place_of(context, more):
 
 
 def test_a_task_runs_on_one_rank_for_each_device(ranks):
-    found = _starter(ranks)(["cpu", "cpu"], place_of, 7)
+    found = KeptRanks(ranks)(["cpu", "cpu"], place_of, 7)
     assert found == [[(0, "cpu", 7), (1, "cpu", 7)]] * 2

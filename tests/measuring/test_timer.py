@@ -2,7 +2,7 @@
 
 import pytest
 
-from kway.measuring.timer import Candidate, Policy, Timer, calibrate, drift, quantile, spread
+from kway.measuring.timer import Candidate, Policy, Timer, calibrate, drift, quantile, shrunk, spread
 
 
 class Machine:
@@ -174,3 +174,9 @@ def test_spread_and_drift():
     assert drift([1.0, 1.0]) == 0
     assert drift([1.0, 1.0, 1.1, 1.1, 1.2, 1.2]) == pytest.approx(0.2 / 1.1)
     assert drift([1.0, 9.0, 1.0] * 3) == 0  # single outliers are no drift
+
+
+@pytest.mark.parametrize(("left", "seconds"), [(100.0, 8.0), (20.0, 8.0), (15.0, 6.0), (-3.0, 2.0)])
+def test_a_budget_shrinks_with_what_all_that_is_to_come_lacks(left, seconds):
+    assert shrunk(Policy(seconds=8.0), left, planned=20.0).seconds == seconds
+    assert shrunk(Policy(seconds=8.0), left, planned=0.0).seconds == 8.0

@@ -5,6 +5,7 @@ from matplotlib.image import imread
 from tests.measuring.test_figures import ENTRY, record
 
 from kway.measuring.figure import Maker
+from kway.report import measured, measured_plots
 from kway.report.measured import lines_of, panels, shown, size_text
 from kway.report.measured_plots import distinct, draw
 from kway.units import rate_text
@@ -92,3 +93,25 @@ def test_rates_are_written_in_decimal_prefixes(value, unit, text):
 
 def test_sizes_are_written_in_their_way():
     assert [size_text("bytes", 1024), size_text("n", 4096), size_text("n", 4)] == ["1.0 KiB", "4,096", "4"]
+
+
+def test_tables_and_panels_beyond_the_first_are_named(tmp_path, monkeypatch):
+    for module in (measured, measured_plots):
+        monkeypatch.setattr(module, "MOST_PANELS", 2)
+    figures = [
+        MAKE.timed(f"product {number}", {"n": n}, "s", [1.0]).to_dict() for number in range(4) for n in (1, 2)
+    ]
+    text = "\n".join(lines_of(record(*figures)))
+    assert "product 1, by n" in text
+    assert "product 2, by n" not in text
+    assert "also in measurements.json: product 2; product 3" in text
+    (path,) = draw(record(*figures), tmp_path)
+    (few,) = draw(record(*figures[:4]), tmp_path)
+    assert imread(path).shape == imread(few).shape
+
+
+def test_a_mark_that_is_no_crossing_says_what_it_is():
+    make = Maker("compute")
+    rates = [make.timed("loader", {"workers": n}, "samples/s", [1.0]).to_dict() for n in (0, 1, 2)]
+    knee = make.computed("loader: knee", {"marks": "loader", "at": "knee"}, "workers", 1, notes=("knee",))
+    assert "  knee: workers = 1" in lines_of(record(*rates, knee.to_dict()))

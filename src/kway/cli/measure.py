@@ -5,7 +5,7 @@ import sys
 
 from kway.cli import options
 
-HELP = "measure compute, memory and copies of this machine, beside their limits"
+HELP = "measure compute, memory, copies and collectives of this machine, beside their limits"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

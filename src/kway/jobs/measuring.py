@@ -13,15 +13,16 @@ from kway.devices.cpu import threads_for
 from kway.devices.select import parse, spelled
 from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
-from kway.errors import UsageError
-from kway.jobs.place import Place, choose, rank_threads, with_threads
+from kway.errors import RankError, UsageError
+from kway.jobs.kept_ranks import KeptRanks
+from kway.jobs.place import with_threads
 from kway.launch.torchrun import from_environment
 from kway.measurements import Measurements
 from kway.measuring.bench import Bench
 from kway.measuring.experiment import Experiment, chosen
 from kway.measuring.kept import facts, keep, recall
 from kway.measuring.limits import Limits, limits_of
-from kway.measuring.timer import Policy
+from kway.measuring.timer import Policy, shrunk
 from kway.records import Cluster
 from kway.step.seeds import preserved_everywhere
 from kway.training.surroundings import machine, versions
@@ -30,6 +31,8 @@ from kway.units import counted, seconds_text
 # More CPU ranks than these say nothing new of one machine.
 MOST_CPU_RANKS = 8
 QUICK = Policy(rounds=7)
+# Of a minute, loading torch and drawing pictures take the rest.
+QUICK_S = 45.0
 FULL = Policy(rounds=15, sample_s=5e-3)
 
 
@@ -60,10 +63,13 @@ def measure(
     threads = threads_for(1)
     known = facts(cluster, there, cpu_ranks, threads)
     entries, figures = [], []
-    with with_threads(threads), preserved_everywhere():
+    with with_threads(threads), preserved_everywhere(), KeptRanks(ranks) as on_ranks:
         limits = limits_of(cluster, there)
-        for experiment in experiments:
-            bench = _bench(experiment, there, cpu_ranks, limits, quick, _starter(ranks))
+        for place, experiment in enumerate(experiments):
+            bench = _bench(experiment, there, cpu_ranks, limits, quick, on_ranks)
+            if quick:
+                left = QUICK_S - (time.perf_counter() - begun)
+                bench.policy = shrunk(bench.policy, left, _planned(experiments[place:], there))
             entry, found = _one(experiment, bench, known, quick, refresh, say)
             entries.append(entry)
             figures += found
@@ -97,25 +103,13 @@ def _check_alone(cluster: Cluster) -> None:
         )
 
 
-def _starter(ranks: Any) -> Callable[..., list[Any]]:
-    """Return what runs a task on ranks, each of a CPU rank's or a GPU rank's usual threads."""
-
-    def on_ranks(device_set: Sequence[str], task: Callable[..., Any], *arguments: Any) -> list[Any]:
-        chosen_set = list(device_set)
-        where = Place(choose(chosen_set, "auto", "math"), rank_threads(chosen_set), None)
-        held = ranks if set(chosen_set) == {"cpu"} else None
-        return where.run(task, *arguments, ranks=held, apart=True, echo=False)
-
-    return on_ranks
-
-
 def _bench(
     experiment: Experiment,
     devices: tuple[str, ...],
     cpu_ranks: int,
     limits: Limits,
     quick: bool,
-    on_ranks: Callable[..., list[Any]],
+    on_ranks: KeptRanks,
 ) -> Bench:
     policy = replace(QUICK if quick else FULL, seconds=experiment.seconds(quick, len(devices) - 1))
     return Bench(
@@ -127,6 +121,11 @@ def _bench(
         cpu_ranks=cpu_ranks,
         on_ranks=on_ranks,
     )
+
+
+def _planned(experiments: Sequence[Experiment], devices: tuple[str, ...]) -> float:
+    """Return the seconds that these would take in a quick measurement."""
+    return sum(each.seconds(True, len(devices) - 1) for each in experiments if not each.lacks(devices))
 
 
 def _one(
@@ -151,7 +150,11 @@ def _one(
         ]
     say(f"{experiment.name}: {experiment.summary}, about {seconds_text(bench.policy.seconds)}")
     begun = time.perf_counter()
-    figures = [figure.to_dict() for figure in experiment.run(bench)]
+    try:
+        figures = [figure.to_dict() for figure in experiment.run(bench)]
+    except RankError as error:
+        # A back end that does not work here is no reason to know nothing of the rest.
+        return {**entry, "why": error.headline}, []
     for tidy in (gc.collect, torch.cuda.empty_cache):
         tidy()
     entry |= {

@@ -71,19 +71,29 @@ class Bench:
         """Return a device's part of the budget where all are measured: the CPU gets half, where it is not alone."""
         return (0.5 if device == "cpu" else 0.5 / len(self.gpus)) if self.gpus else 1.0
 
+    def part(self, part: float) -> Policy:
+        """Return the policy with ``part`` of the budget."""
+        return replace(self.policy, seconds=self.policy.seconds * part)
+
     def time(self, candidates: Sequence[Candidate], device: str, part: float) -> Reading:
         """Time a set of candidates, beside a reference workload on ``device``, within ``part`` of the budget."""
-        policy = replace(self.policy, seconds=self.policy.seconds * part)
         work = reference(device)
         work(1)  # a GPU loads its libraries now, which is no part of the budget
-        reading = Timer(policy, self.clock).time(candidates, work)
+        reading = Timer(self.part(part), self.clock).time(candidates, work)
         self.readings.append(reading)
         return reading
 
     def measure(self, rows: Sequence[Row], device: str, part: float) -> list[Figure]:
         """Time rows as one set and return their figures, without those that were left out."""
         candidates = [Candidate(row.title, row.run, row.family, row.work) for row in rows]
-        reading = self.time(candidates, device, part)
+        return self._made(rows, self.time(candidates, device, part))
+
+    def figures(self, rows: Sequence[Row], reading: Reading) -> list[Figure]:
+        """Return the figures of rows that ranks have timed as one set, by their titles; ``readings`` gets theirs."""
+        self.readings.append(reading)
+        return self._made(rows, reading)
+
+    def _made(self, rows: Sequence[Row], reading: Reading) -> list[Figure]:
         make = self.maker(reading)
         return [
             make.timed(row.name, row.parameters, row.unit, timing.raw, row.value, row.limit, row.notes)

@@ -1,4 +1,4 @@
-"""What curves of figures say: a latency and a bandwidth, and the size from which one way is faster than another."""
+"""What curves of figures say: latency and bandwidth, the size from which one way is faster than another, a knee."""
 
 import math
 from collections.abc import Sequence
@@ -66,3 +66,9 @@ def crossing(sizes: Sequence[float], one: Sequence[float], other: Sequence[float
     part = -before / (after - before)
     low, high = math.log(sizes[first - 1]), math.log(sizes[first])
     return math.exp(low + part * (high - low))
+
+
+def knee(counts: Sequence[int], rates: Sequence[float], share: float = 0.9) -> int:
+    """Return the smallest count whose rate is ``share`` of the largest rate: more of them gain little."""
+    enough = share * max(rates)
+    return min(count for count, rate in zip(counts, rates, strict=True) if rate >= enough)

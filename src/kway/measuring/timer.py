@@ -8,7 +8,7 @@ reference workload is timed before, between and after the rounds; where it drift
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 
@@ -41,6 +41,15 @@ class Policy:
     rounds: int = 9
     least_rounds: int = 3
     tries: int = 3
+
+
+def shrunk(policy: Policy, left: float, planned: float) -> Policy:
+    """Return the policy of a set where ``planned`` seconds, its own among them, have to fit into ``left`` ones.
+
+    Its budget shrinks with what all of them lack, to a quarter at most: less would measure nothing.
+    """
+    part = min(1.0, left / planned) if planned > 0 else 1.0
+    return replace(policy, seconds=max(part, 0.25) * policy.seconds)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import Any
 
 from kway.measurements import Measurements
@@ -10,6 +11,8 @@ from kway.units import bytes_text, rate_text, seconds_text
 
 # Columns that fit a terminal of a hundred characters; the record has all sizes.
 MOST_SIZES = 5
+# Tables, and panels of a picture, of an experiment: those that come first say the most.
+MOST_PANELS = 12
 Row = tuple[tuple[str, Any], ...]
 
 
@@ -91,12 +94,20 @@ def lines_of(record: Measurements) -> list[str]:
     for entry in record.experiments:
         own = [figure for figure in record.figures if figure["experiment"] == entry["name"]]
         lines += [heading(entry), ""]
-        for panel in panels(own):
+        found = panels(own)
+        for panel in found[:MOST_PANELS]:
             lines += [*_table(panel), ""]
+        rest = [panel.name for panel in found[MOST_PANELS:]]
+        lines += [*wrapped(f"also in {record.kind}.json: {'; '.join(rest)}"), ""] if rest else []
         lines += [f"  {note}" for note in entry["notes"]]
         lines += [""] if entry["notes"] else []
     lines += [f"note       {text}" for text in record.notices]
     return lines
+
+
+def wrapped(text: str) -> list[str]:
+    """Return a text in lines as wide as tables are."""
+    return wrap(text, 100, initial_indent="  ", subsequent_indent="  ")
 
 
 def heading(entry: dict[str, Any]) -> str:
@@ -142,4 +153,6 @@ def _limit(curve: Curve, unit: str) -> list[object]:
 def _mark(mark: dict[str, Any]) -> str:
     rest = {name: value for name, value in mark["parameters"].items() if name != "marks"}
     where = " ".join(str(value) for value in rest.values())
-    return f"  {where}: less time from {mark['unit']} = {size_text(mark['unit'], mark['value'])} on"
+    at = f"{mark['unit']} = {size_text(mark['unit'], mark['value'])}"
+    # Two curves cross, where nothing else is said.
+    return f"  {where}: {at}" if mark["notes"] else f"  {where}: less time from {at} on"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kway.errors import UsageError
 from kway.measurements import Measurements
 from kway.report.curves import DOTS_PER_INCH, GREY
-from kway.report.measured import Curve, Panel, heading, panels, size_text
+from kway.report.measured import MOST_PANELS, Curve, Panel, heading, panels, size_text
 from kway.units import rate_text
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def draw(record: Measurements, folder: Path) -> list[Path]:
     drawn = []
     for entry in record.experiments:
         own = [figure for figure in record.figures if figure["experiment"] == entry["name"]]
-        curved = [panel for panel in panels(own) if panel.size]
+        curved = [panel for panel in panels(own) if panel.size][:MOST_PANELS]
         if curved:
             drawn.append(_picture(folder / f"{entry['name']}.png", heading(entry), curved, _where(record)))
     return drawn
@@ -100,7 +100,9 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, panel.unit)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
-    constant = ", ".join(f"{name} {value}" for name, value in same.items())
+    # What the name says already needs no second word.
+    said = panel.name.split()
+    constant = ", ".join(f"{name} {value}" for name, value in same.items() if str(value) not in said)
     unit = "" if panel.unit == "s" else f", {panel.unit}"
     axes.set_title(panel.name + unit + (f" ({constant})" if constant else ""), fontsize=11, loc="left")
     axes.set_xlabel(panel.size)
