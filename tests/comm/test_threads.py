@@ -10,7 +10,7 @@ import torch
 from kway.comm.threads import ThreadGroup
 from kway.errors import MispairedError, RefusedError
 from kway.launch import threads
-from kway.launch.turns import Turns
+from kway.launch.shared_process import SharedProcess
 from kway.step.process_wide import drawing, held
 
 SIZES = [2, 3, 5]
@@ -18,8 +18,8 @@ SIZES = [2, 3, 5]
 
 def meet(size, task):
     """Call ``task(group)`` on each of ``size`` threads; results by rank."""
-    turns = Turns(size, held, drawing)
-    return threads.run(lambda rank: task(ThreadGroup(turns, rank, size)), turns)
+    process = SharedProcess(size, held, drawing)
+    return threads.run(lambda rank: task(ThreadGroup(process, rank, size)), process)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -8,7 +8,7 @@ import torch
 from kway.comm.group import Group
 from kway.jobs.kept_ranks import KeptRanks
 from kway.measuring.bench import Bench
-from kway.measuring.collective_figures import bus_limit, figures_of, fitted, ratio
+from kway.measuring.collective_figures import bus_limit, figures_of, lines_of, ratio
 from kway.measuring.collective_ranks import Part, parts, task, title
 from kway.measuring.collectives import COLLECTIVES, ORDERED, Buffers, bus_factor, elements_of
 from kway.measuring.experiment import experiments
@@ -93,7 +93,7 @@ def test_times_become_bandwidths_beside_the_limit_of_the_links():
 
 def test_latency_and_bandwidth_are_fitted():
     sizes, reading = made_up(lambda name, size: 1e-4 + size / 1e9)
-    figures = fitted(Maker("collectives"), "CPU ranks", Part("gloo", 2), reading, sizes)
+    figures = lines_of(Maker("collectives"), "CPU ranks", Part("gloo", 2), reading, sizes)
     assert len(figures) == 2 * 7
     latency, bandwidth = figures[:2]
     assert (latency.value, bandwidth.value) == (pytest.approx(1e-4), pytest.approx(1e9))

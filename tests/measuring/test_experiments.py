@@ -153,7 +153,7 @@ def test_latency_and_bandwidth_of_a_way_stand_beside_its_limit():
         for size in (1 << 10, 1 << 16, 1 << 22)
     ]
     given.time([], "cpu", 0.1)
-    latency, bandwidth = copies.fitted(given, "cpu", "cuda:0", "pinned", figures)
+    latency, bandwidth = copies.line_of(given, "cpu", "cuda:0", "pinned", figures)
     assert latency.value == pytest.approx(1e-5)
     assert bandwidth.value == pytest.approx(2e9)
     assert bandwidth.share == pytest.approx(0.5)

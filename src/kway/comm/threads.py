@@ -16,8 +16,8 @@ from kway.flat import flat
 _SMALL = 16_384
 
 
-class Turns(Protocol):
-    """Where the threads wait for each other: see ``kway.launch.turns``."""
+class SharedProcess(Protocol):
+    """Where the threads wait for each other: see ``kway.launch.shared_process``."""
 
     def post(self, key: Hashable, rank: int, value: Any) -> None:
         """Lay a value down."""
@@ -54,7 +54,7 @@ class _Handed:
 
 
 class ThreadGroup(Group):
-    """All ranks of a job, as threads that take ``turns``. Sums are taken in rank order, so equal on each call.
+    """All ranks of a job, as threads of ``process``. Sums are taken in rank order, so equal on each call.
 
     ``series``: the name of a course of collectives that goes by itself (see ``apart``); those of one are paired in
     their order.
@@ -64,7 +64,7 @@ class ThreadGroup(Group):
 
     def __init__(
         self,
-        turns: Turns,
+        process: SharedProcess,
         rank: int,
         size: int,
         trace: Trace | None = None,
@@ -72,21 +72,21 @@ class ThreadGroup(Group):
         series: str = "",
     ) -> None:
         super().__init__(rank, size, trace=trace, waiting=waiting)
-        self._turns, self._series, self._calls, self._others = turns, series, 0, 0
+        self._process, self._series, self._calls, self._others = process, series, 0, 0
 
     def apart(self) -> "ThreadGroup":
         """Return the same ranks with a course of their own, and without a trace."""
         self._others += 1
         name = f"{self._series}/{self._others}"
-        return ThreadGroup(self._turns, self.rank, self.size, Untraced(self.trace), self.waiting, name)
+        return ThreadGroup(self._process, self.rank, self.size, Untraced(self.trace), self.waiting, name)
 
     @contextmanager
     def side_by_side(self) -> Iterator[None]:
         """Let all ranks run at once while open, instead of in turns. Raises ``RefusedError`` where one has drawn."""
-        self._turns.spread(self.rank)
+        self._process.spread(self.rank)
         # Not where something was raised inside: the others end where they wait next.
         yield
-        if self._turns.gather(self.rank):
+        if self._process.gather(self.rank):
             raise RefusedError(
                 "random numbers drawn on the CPU in a step, after a first step that drew none, with strategy threads",
                 "a process has one generator: replicas that compute at once would draw from each other's numbers",
@@ -196,12 +196,12 @@ class ThreadGroup(Group):
         """
         self._calls += 1
         call, key = (name, tuple(shape), dtype), (self._series, self._calls)
-        self._turns.post(key, self.rank, (call, value))
+        self._process.post(key, self.rank, (call, value))
 
         def wait() -> list[Any]:
             try:
                 with self.waiting.inside(name):
-                    found = self._turns.collect(key, self.rank)
+                    found = self._process.collect(key, self.rank)
             except LookupError as left:
                 raise _mispaired(f"{left.args[0]} while rank {self.rank} waits in {name}") from None
             for rank, (other, _) in enumerate(found):

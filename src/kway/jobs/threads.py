@@ -12,8 +12,8 @@ from kway.comm.threads import ThreadGroup
 from kway.data.arrays import InMemory
 from kway.errors import RefusedError, UsageError
 from kway.launch import threads
+from kway.launch.shared_process import SharedProcess
 from kway.launch.status import Status
-from kway.launch.turns import Turns
 from kway.step.process_wide import drawing, held
 from kway.step.seeds import preserved_everywhere
 from kway.world import World
@@ -39,7 +39,7 @@ def run(make: Any, task: Any, arguments: tuple[Any, ...], device_set: list[str],
     size = len(device_set)
     own = [arguments, *(_copied(arguments) for _ in range(size - 1))]
     put_back, before = held(), torch.get_num_threads()
-    turns = Turns(size, held, drawing)
+    process = SharedProcess(size, held, drawing)
 
     def replica(rank: int) -> Any:
         world = World(
@@ -51,7 +51,7 @@ def run(make: Any, task: Any, arguments: tuple[Any, ...], device_set: list[str],
             "threads",
             count,
             "threads",
-            partial(ThreadGroup, turns),
+            partial(ThreadGroup, process),
         )
         torch.set_num_threads(count)
         if device_set[rank] != "cpu":
@@ -62,7 +62,7 @@ def run(make: Any, task: Any, arguments: tuple[Any, ...], device_set: list[str],
 
     with preserved_everywhere():
         try:
-            return threads.run(replica, turns)
+            return threads.run(replica, process)
         finally:
             put_back()
             # The number for threads to come is the process's own.

@@ -7,7 +7,7 @@ from kway.measuring.bench import Bench
 from kway.measuring.collective_ranks import Part, title
 from kway.measuring.collectives import ALL_REDUCE, COLLECTIVES, ORDERED, WIDTH, bus_factor, elements_of
 from kway.measuring.figure import Figure, Maker
-from kway.measuring.fit import line
+from kway.measuring.fitted import fitted
 from kway.measuring.timer import Reading
 
 TIME, ALGORITHM, BUS = "time", "algorithm bandwidth", "bus bandwidth"
@@ -58,10 +58,11 @@ def _figure(
     return make.timed(name, parameters, "B/s", seconds, lambda each: sent / each, limit)
 
 
-def fitted(make: Maker, kind: str, part: Part, reading: Reading, sizes: Sequence[int]) -> list[Figure]:
+def lines_of(make: Maker, kind: str, part: Part, reading: Reading, sizes: Sequence[int]) -> list[Figure]:
     """Return latency and algorithm bandwidth of each collective, by least squares, with their errors."""
+    of = f"{part.backend} on {kind}"
+    names = f"{LATENCY}, {of}", f"{BANDWIDTH}, {of}"
     figures = []
-    note = "fitted to all sizes: seconds = latency + bytes / bandwidth"
     for collective in COLLECTIVES:
         timed = [(size, reading.timings.get(title(collective, size))) for size in sizes]
         points = [
@@ -69,19 +70,8 @@ def fitted(make: Maker, kind: str, part: Part, reading: Reading, sizes: Sequence
             for size, timing in timed
             if timing is not None
         ]
-        fit = line([size for size, _ in points], [seconds for _, seconds in points])
-        if fit is None or fit.per_unit_s <= 0:
-            continue
         parameters = {"collective": collective, "backend": part.backend, "ranks": part.ranks}
-        latency = max(fit.latency_s, 0.0)
-        sure = fit.latency_error_s / latency if latency else None
-        of = f"{part.backend} on {kind}"
-        figures += [
-            make.computed(f"{LATENCY}, {of}", parameters, "s", latency, sure, notes=(note,)),
-            make.computed(
-                f"{BANDWIDTH}, {of}", parameters, "B/s", fit.bandwidth, fit.bandwidth_spread, notes=(note,)
-            ),
-        ]
+        figures += fitted(make, names, parameters, points)
     return figures
 
 

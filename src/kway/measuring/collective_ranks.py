@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from kway.comm.group import Group
-from kway.comm.trace import Untraced
+from kway.comm.trace import Trace, Untraced
 from kway.devices import cpu
 from kway.measuring.collectives import COLLECTIVES, Buffers, elements_of
 from kway.measuring.in_step import InStep, Remaining, control
@@ -81,7 +81,7 @@ def _groups(world: Any, todo: Sequence[Part]) -> dict[Part, tuple[Group | None, 
         else:
             handle = dist.new_group(list(range(part.ranks)), backend=part.backend)
         inside = world.rank < part.ranks
-        measured = Group(world.rank, part.ranks, handle, trace=Untraced()) if inside else None
+        measured = Group(world.rank, part.ranks, handle, trace=Untraced(Trace())) if inside else None
         made[part] = measured, control(world, part.ranks, whole)
     return made
 

@@ -1,16 +1,13 @@
 """What was measured on this machine before, one file an experiment, under what it depends on."""
 
-import hashlib
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kway.devices.torch_facts import cache_folder
+from kway.devices.remembered import digest, read, write
 from kway.measurements import wrong_in_figure
 from kway.measuring.experiment import Experiment
-from kway.records import Cluster, write_atomically
+from kway.records import Cluster
 
 FACTS_OF_A_GPU = ("index", "name", "memory_total", "compute_capability")
 
@@ -29,11 +26,9 @@ def facts(cluster: Cluster, devices: tuple[str, ...], cpu_ranks: int, threads: i
     }
 
 
-def _file(known: Mapping[str, Any], experiment: Experiment, quick: bool) -> Path:
-    text = json.dumps([known, experiment.version], sort_keys=True)
-    folder = hashlib.sha256(text.encode()).hexdigest()[:24]
+def _place(known: Mapping[str, Any], experiment: Experiment, quick: bool) -> Path:
     size = "quick" if quick else "full"
-    return cache_folder() / "measured" / folder / f"{experiment.name}-{size}.json"
+    return Path("measured") / digest([known, experiment.version]) / f"{experiment.name}-{size}.json"
 
 
 def recall(known: Mapping[str, Any], experiment: Experiment, quick: bool) -> dict[str, Any] | None:
@@ -42,13 +37,13 @@ def recall(known: Mapping[str, Any], experiment: Experiment, quick: bool) -> dic
     Where quick ones are asked for, those of a full measurement count, and come first.
     """
     for size in (False, True) if quick else (False,):
+        held = read(_place(known, experiment, size), known)
         try:
-            held = json.loads(_file(known, experiment, size).read_text())
-            entry, figures = dict(held["entry"]), list(held["figures"])
+            entry, figures = (dict(held["entry"]), list(held["figures"])) if held is not None else ({}, [])
             broken = any(wrong_in_figure(figure, {experiment.name}) for figure in figures)
-            if not broken and held["facts"] == json.loads(json.dumps(known)) and entry["made"]:
+            if entry and not broken and entry["made"]:
                 return {"entry": entry, "figures": figures}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return None
 
@@ -60,9 +55,5 @@ def keep(
     entry: dict[str, Any],
     figures: list[dict[str, Any]],
 ) -> None:
-    """Keep what was measured. A folder that cannot be written costs the next one its time, and nothing else."""
-    with suppress(OSError):
-        file = _file(known, experiment, quick)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"entry": entry, "figures": figures, "facts": known}, indent=2)
-        write_atomically(file, (text + "\n").encode())
+    """Keep what was measured."""
+    write(_place(known, experiment, quick), known, entry=entry, figures=figures)

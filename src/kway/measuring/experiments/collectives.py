@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from kway.measuring.bench import Bench
-from kway.measuring.collective_figures import bus_limit, figures_of, fitted, ratio
+from kway.measuring.collective_figures import bus_limit, figures_of, lines_of, ratio
 from kway.measuring.collective_ranks import Part, task
 from kway.measuring.experiment import Experiment
 from kway.measuring.figure import Figure
@@ -47,7 +47,7 @@ def _measured(bench: Bench, kind: str, devices: list[str], part_of: float) -> li
         limit = bus_limit(bench, devices[: part.ranks])
         found = whole if part.ranks == len(devices) else fewer
         found += figures_of(make, kind, part, reading, sizes, limit)
-        fits += fitted(make, kind, part, reading, sizes)
+        fits += lines_of(make, kind, part, reading, sizes)
         noted = ratio(part, reading, sizes)
         bench.notes += [f"{part.backend} on {part.ranks} {kind}: {noted}"] if noted else []
     return whole + sorted(fits, key=lambda figure: figure.name) + fewer

@@ -9,7 +9,7 @@ from kway.devices import cpu
 from kway.measuring.bench import Bench, Row
 from kway.measuring.experiment import Experiment
 from kway.measuring.figure import Figure
-from kway.measuring.fit import line
+from kway.measuring.fitted import fitted
 from kway.measuring.timer import Work
 from kway.measuring.work import lazily, waited
 
@@ -91,7 +91,7 @@ def run(bench: Bench) -> list[Figure]:
         ]
         device = source if target == "cpu" else target
         measured = bench.measure(rows, device, 1 / len(all_ways))
-        figures += measured + fitted(bench, source, target, memory, measured)
+        figures += measured + line_of(bench, source, target, memory, measured)
     return figures
 
 
@@ -110,26 +110,17 @@ def limit_of(bench: Bench, source: str, target: str, size: int) -> float | None:
     return bench.limits.peer.get((source, target))
 
 
-def fitted(bench: Bench, source: str, target: str, memory: str, measured: Sequence[Figure]) -> list[Figure]:
-    """Return latency and bandwidth of one way: those of the straight line through times by size, with its errors.
+def line_of(bench: Bench, source: str, target: str, memory: str, measured: Sequence[Figure]) -> list[Figure]:
+    """Return latency and bandwidth of one way.
 
     Within CPU memory there is no such line: small copies stay in caches, each of which has a bandwidth of its own.
     """
     if source == target == "cpu":
         return []
-    sizes = [figure.parameters["bytes"] for figure in measured]
-    fit = line(sizes, [size / figure.value for size, figure in zip(sizes, measured, strict=True)])
-    if fit is None or fit.per_unit_s <= 0:
-        return []
-    make, way = bench.maker(bench.readings[-1]), parameters(source, target, memory)
-    note = "fitted to all sizes: seconds = latency + bytes / bandwidth"
-    latency = max(fit.latency_s, 0.0)
-    sure = fit.latency_error_s / latency if latency else None
-    limit = limit_of(bench, source, target, max(sizes))
-    return [
-        make.computed("copy latency", way, "s", latency, sure, notes=(note,)),
-        make.computed("copy bandwidth", way, "B/s", fit.bandwidth, fit.bandwidth_spread, limit, (note,)),
-    ]
+    points = [(figure.parameters["bytes"], figure.parameters["bytes"] / figure.value) for figure in measured]
+    limit = limit_of(bench, source, target, max((size for size, _ in points), default=0))
+    way = parameters(source, target, memory)
+    return fitted(bench.maker(bench.readings[-1]), ("copy latency", "copy bandwidth"), way, points, limit)
 
 
 EXPERIMENT = Experiment(

@@ -17,8 +17,8 @@ class LeftError(BaseException):
     """
 
 
-class Turns:
-    """How ``size`` ranks that are threads wait for each other and take turns.
+class SharedProcess:
+    """A process of ``size`` ranks that are threads of it: where they wait for each other, and whose turn it is.
 
     ``held``: takes note of what a process has once, and returns what puts it back. ``drawing``: returns what says
     whether random numbers were drawn since. All methods but ``fail`` and ``until_left`` are called by a rank,
