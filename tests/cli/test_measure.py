@@ -10,10 +10,13 @@ import kway
 from kway.cli.main import main
 from kway.devices.torch_facts import cache_folder
 from kway.measurements import Measurements
+from kway.measuring.timer import Policy
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    """A cache folder of the test's own, and figures that are real and rough."""
+    monkeypatch.setattr("kway.jobs.measuring.QUICK", Policy(rounds=3, tries=1, sample_s=1e-4))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return cache_folder() / "measured"
 

@@ -78,10 +78,12 @@ def paying(bench: Bench, kind: str, figures: Sequence[Figure]) -> list[Figure]:
     marks = []
     for way in (POOL, EACH):
         sizes = sorted(times.get(SERIAL, {}).keys() & times.get(way, {}).keys())
+        if not sizes:
+            continue  # there was no room for any
         at = crossing(sizes, [times[SERIAL][size] for size in sizes], [times[way][size] for size in sizes])
         if at is None:
             bench.notes.append(
-                f"{title(kind)}: {way} takes no less time than one process up to {max(sizes, default=0):,} elements"
+                f"{title(kind)}: {way} takes no less time than one process up to {max(sizes):,} elements"
             )
             continue
         parameters = {"marks": title(kind), "way": way}
