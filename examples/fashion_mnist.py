@@ -9,6 +9,7 @@ trains on all GPUs and says whether 94.5 % of the held-out images were right, an
 import argparse
 import math
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
@@ -219,7 +220,8 @@ def main(words: list[str] | None = None) -> None:
             callbacks=[show],
         )
     except kway.UsageError as error:
-        raise SystemExit(str(error)) from None
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
     record = run.record
     count = f"{record.devices} device{'s' * (record.devices > 1)}"
     print(

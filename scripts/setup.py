@@ -93,6 +93,7 @@ def install():
     gpu = sees_gpu()
     requests = torch_requests(gpu)
     say("{}, {} build".format(requests[0][0], "default" if gpu else "CPU"))
+    say("fetching and unpacking it takes a few minutes, in silence")
     problem = ""
     for request in requests:
         problem = pip(*request, "-c", str(CONSTRAINTS))

@@ -1,6 +1,6 @@
 import pytest
 
-from kway.units import bytes_text, counted, seconds_text, ulps_text
+from kway.units import bytes_text, counted, seconds_text, shown, ulps_text
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,19 @@ def test_ulps(ulps, text):
 )
 def test_what_is_counted(count, text):
     assert counted(count, "step") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (10**19, "1" + 19 * "0"),
+        (10**20, "1e+20 or more"),
+        (-(10**5000), "-1e+5000 or more"),
+        ("a\nb", r"'a\nb'"),
+        ("a" * 99, "'" + 56 * "a" + "..."),
+        (True, "True"),
+    ],
+    ids=["whole", "huge", "negative", "lines", "long", "truth"],
+)
+def test_a_value_is_shown_on_a_line(value, text):
+    assert shown(value) == text

@@ -228,6 +228,7 @@ class Tuning(Record):
     ``stage``, ``choice``, ``step_s`` (median over windows, the slowest rank's), ``spread``, ``ratio`` (to the step as
     it is), ``cost_s`` (what trying it took), ``verdict``. ``seconds``: what all of it took, of ``budget_s`` asked for.
     ``chosen_step_s`` and ``plain_step_s``: the choice and the step as it is; ``None`` where nothing was measured.
+    ``again``: the ratio of both when they were measured once more; ``None`` where they were not.
     """
 
     kind: ClassVar[str] = "tune"
@@ -251,6 +252,7 @@ class Tuning(Record):
     notices: list[str]
     versions: dict[str, str]
     machine: dict[str, Any] = field(default_factory=dict)
+    again: float | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from kway.errors import UsageError
 _SECONDS = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600}
 # Ten years: what is longer was not meant.
 _LONGEST = 10 * 365 * 86400
+_SHOWN = 60
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
@@ -70,6 +71,15 @@ def ulps_text(ulps: float | None) -> str | None:
     if ulps is None:
         return None
     return f"{ulps:.1f}" if ulps < 1e4 else f"{ulps:.3e}"
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)`` on one line of at most some sixty characters; of a huge whole number its magnitude."""
+    if isinstance(value, int) and abs(value) >= 10**20:
+        # More digits than Python writes at all, perhaps.
+        return f"{'-' if value < 0 else ''}1e+{math.floor(math.log10(abs(value)))} or more"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def duration(what: str, value: object) -> timedelta | None:

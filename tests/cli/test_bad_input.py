@@ -184,6 +184,12 @@ def here(tmp_path, monkeypatch):
         ("mlp --early-stop mae", "mae"),
         ("mlp --early-stop accuracy --patience 0", "patience=0"),
         ("mlp --patience 2", "--early-stop"),
+        # The whole of it, and not what comes before the first comma.
+        (
+            'mlp --settings {"threads":2,"overlap":true}',
+            r"""'{"threads":2,"overlap":true}': it must be like""",
+        ),
+        ("mlp --settings micro_batch=1.5", "micro_batch=1.5: it must be a whole number of at least 1"),
     ],
 )
 def test_train_refuses(here, capsys, line, named):

@@ -162,9 +162,13 @@ def test_the_script_learns_and_says_so(capsys, tmp_path):
     assert (tmp_path / "run/train.json").exists()
 
 
-def test_a_setting_that_cannot_work_is_one_line(tmp_path):
-    with pytest.raises(SystemExit, match="no folder"):
+def test_a_setting_that_cannot_work_is_one_line_and_the_exit_code_of_its_error(tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
         fashion_mnist.main(["--data-dir", str(tmp_path), "--devices", "cpu:1"])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "no folder" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.gpu

@@ -129,6 +129,15 @@ def test_adapting_goes_on_from_what_was_computed_whoever_chose_it(ranks):
     assert train(ranks, 1, job_of(model=partial(Greedy, 4)), settings=settings).record.job["micro_batch"] == 4
 
 
+def test_an_adapted_run_measures_nothing_and_misses_no_checkpoint_that_nobody_asked_for(ranks, tmp_path):
+    heard = []
+    given = {"step_kind": "auto", "callbacks": [lambda event, record: heard.append(record.get("text", ""))]}
+    run = train(ranks, 1, job_of(), on_oom="adapt", out=tmp_path / "run", **given)
+    assert (run.record.tuned["how"], "started again" in run.record.tuned["why"]) == ("left", True)
+    assert "goes on from the beginning" in heard
+    assert not any("no complete checkpoint" in text for text in heard)
+
+
 def test_a_run_that_is_not_adapted_leaves_its_checkpoint(ranks, tmp_path):
     job = job_of(model=partial(Greedy, most=4, only=X[17]), shuffle=False)
     fails(ranks, 1, job, checkpoint_every="1steps", out=tmp_path / "run")

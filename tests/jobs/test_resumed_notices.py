@@ -143,3 +143,12 @@ def test_what_is_known_of_held_out_data_and_of_how_steps_run_is_said_before_the_
     assert ("the model is not compiled: no compiler" in before) == (size == 1)
     assert set(before) <= set(run.record.notices)
     assert len(run.record.notices) == len(set(run.record.notices))
+
+
+def test_an_epoch_of_which_every_step_was_taken_before_says_so(ranks, tmp_path):
+    heard = []
+    given = {"devices": "cpu:1", "ranks": ranks, "checkpoint_every": 1, "tune": False}
+    kway.train(job(), out=tmp_path / "run", epochs=1, **given)
+    callbacks = [lambda event, record: heard.append(record) if event == "epoch" else None]
+    kway.train(job(), out=tmp_path / "on", epochs=2, resume=tmp_path / "run", callbacks=callbacks, **given)
+    assert [(row["epoch"], row.get("earlier", False)) for row in heard] == [(1, True), (2, False)]

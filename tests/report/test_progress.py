@@ -81,7 +81,7 @@ def test_terminal_keeps_a_line_for_each_epoch_and_shows_the_last_accuracy() -> N
         "epoch  1/10  loss 0.5124  validation loss 0.4000  accuracy 0.9500  2.0 s  2,000 samples/s"
     )
     assert lines[2].startswith("epoch  2/10  step  1/40")
-    assert lines[2].endswith("loss 0.5000  accuracy 0.9500")
+    assert lines[2].endswith("loss 0.5000  accuracy 0.9500 (epoch 1)")
 
 
 def test_data_of_unknown_length_show_what_is_known() -> None:
@@ -206,7 +206,19 @@ def test_an_epoch_without_validation_shows_training_metrics_and_keeps_the_last_a
     show(step(1, epoch=3))
     lines = screen(out.getvalue())
     assert lines[1] == "epoch 2  loss 0.4000  training accuracy 0.7500  1.0 s"
-    assert lines[2].endswith("accuracy 0.9500")
+    assert lines[2].endswith("accuracy 0.9500 (epoch 1)")
+
+
+def test_what_an_earlier_run_did_does_not_pass_for_this_one() -> None:
+    out = io.StringIO()
+    show = Progress(out)
+    start = {"event": "start", "epochs": 2, "steps_per_epoch": 40, "samples": 4000, "devices": 1}
+    show({**start, "strategy": "single", "resumed_from_step": 40})
+    show({**EPOCH, "earlier": True})
+    show({**EPOCH, "epoch": 2})
+    lines = out.getvalue().splitlines()
+    assert lines[0].endswith("single on 1 device, 40 steps taken before")
+    assert [line.partition("  loss")[0] for line in lines[1:]] == ["epoch 1/2 (trained before)", "epoch 2/2"]
 
 
 def test_losses_that_are_not_finite_are_shown() -> None:

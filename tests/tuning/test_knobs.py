@@ -1,12 +1,14 @@
 """What is tried, and in which order."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from kway.errors import UsageError
 from kway.step.settings import Settings, takes_form
-from kway.tuning.knobs import NAMES, Subject, check_choice, stages
+from kway.tuning.knobs import NAMES, Subject, check_choice, stages, untried
 
 
 def names(subject):
@@ -87,10 +89,10 @@ def test_all_that_is_tried_can_be_chosen():
         ({"optimiser": "fused"}, "did you mean 'optimizer'"),
         ({"optimizer": "quick"}, "fused"),
         ({"step_kind": "fast"}, "eager"),
-        ({"micro_batch": -1}, "from 1 to"),
+        ({"micro_batch": -1}, "at least 1"),
         ({"bucket_mib": 0}, "greater than 0"),
-        ({"threads": 1.5}, "from 1 to"),
-        ({"threads": 10**12}, "from 1 to"),
+        ({"threads": 1.5}, "at least 1"),
+        ({"threads": 10**12}, "at least 1"),
         ({"bucket_mib": float("inf")}, "below"),
         ({"autotune": 1}, "true"),
         ({"autotune": "yes"}, "true"),
@@ -115,3 +117,14 @@ def test_settings_say_what_is_chosen_and_nothing_else():
 def test_an_optimizer_whose_maker_has_chosen_its_form_is_left(given, open_):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, **given)
     assert [takes_form(optimizer, form) for form in ("foreach", "fused")] == [open_, open_]
+
+
+def test_what_is_no_candidate_is_said_with_the_reason():
+    here = Subject("cpu", micro_batch=16, may_be_cut=True, images=True, forms=("fused",))
+    said = untried(here)
+    assert "threads (a rank has 1)" in said
+    assert "micro_batch (16 samples at once)" in said
+    assert not any(name in said for name in ("memory_format", "optimizer", "step_kind"))
+    assert "step_kind (named)" in untried(replace(here, step_kind="eager"))
+    assert "threads (fixed at level bits)" in untried(replace(here, threads=4, level="bits"))
+    assert "threads" not in untried(replace(here, threads=4))

@@ -42,7 +42,7 @@ def test_the_fastest_of_each_stage_stays_and_the_next_stage_builds_on_it():
         {},
         found.best,
     ]
-    assert [row.verdict for row in found.rows] == ["slower", "no faster", "slower", "chosen"]
+    assert [row.verdict for row in found.rows] == ["baseline", "no faster", "slower", "chosen"]
 
 
 def test_what_does_not_agree_is_discarded_however_fast_it_is():
@@ -105,3 +105,9 @@ def test_a_winner_that_nobody_can_measure_again_has_to_win_clearly():
 def test_spread_leaves_out_the_outermost_of_five(count):
     reading = Reading((1.0, 1.0, 1.0, 1.0, 9.0)[-count:])
     assert reading.spread == (0 if count != 2 else 8 / 5)
+
+
+def test_a_winner_that_is_measured_once_more_says_by_how_much_it_won_then():
+    assert Machine(of).find([A]).again == pytest.approx(0.8)
+    assert Machine(of, budget=2.5).find([A]).again is None
+    assert Machine(lambda choice: 1.0).find([A]).again is None

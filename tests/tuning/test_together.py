@@ -36,8 +36,10 @@ class Fails(nn.Module):
         return self.layers(torch.cat([x, x], 1))
 
 
-def tuned_here(context, model, seconds, stop=""):
-    """Tune on a rank and return what came of it. ``stop``: the method of trials in which rank 1 hears a signal."""
+def tuned_here(context, model, seconds, stop="", why=""):
+    """Tune on a rank and return what came of it. ``stop``: the method of trials in which rank 1 hears a signal;
+    ``why``: why nothing may be measured.
+    """
     plan = Plan("data", {"data": 2}, ["cpu", "cpu"], "math", "")
     heard = getattr(trial.Trials, stop or "measure")
 
@@ -50,7 +52,7 @@ def tuned_here(context, model, seconds, stop=""):
         mock.patch.object(trial.Trials, stop or "measure", hears),
         mock.patch.multiple("kway.tuning.run", MOST_S=20.0, missing=lambda device: "none"),
     ):
-        wish, length = Wish(seconds, remembers=False), (10**8, None)
+        wish, length = Wish(seconds, remembers=False, why_not=why), (10**8, None)
         given = context.world, job(model), plan, model, wish, length, context.status, print, context.stop
         return tune(*given)
 
@@ -97,3 +99,8 @@ def test_inside_ranks_that_are_there_the_first_names_the_folder_and_writes(ranks
     assert ranks.run(tuned_among, tmp_path) == ["left", "left"]
     assert [*tmp_path.rglob("*.json")] == [tmp_path / "0" / "tune.json"]
     assert not (tmp_path / "1").exists()
+
+
+def test_a_run_that_was_ended_before_measures_nothing_and_says_why(ranks):
+    for tuned in ranks.run(tuned_here, Fails(2), 10, "", "it was ended before"):
+        assert (tuned.how, tuned.why, tuned.found) == ("left", "it was ended before", None)

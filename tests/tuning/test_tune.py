@@ -231,14 +231,32 @@ def test_what_cannot_be_measured_is_left_with_the_reason(more, why):
     [
         ({"tune_seconds": 0}, "tune_seconds=0"),
         ({"tune_seconds": 5, "tune": False}, "leave one out"),
+        ({"tune_seconds": 10**5000}, r"tune_seconds=1e\+5000 or more"),
+        ({"tune": "no"}, "tune='no': it must be True or False"),
+        ({"tune": None}, "tune=None"),
         ({"settings": {"optimizr": "fused"}}, "did you mean 'optimizer'"),
+        ({"settings": {"bucket_mib": 10**400}}, r"bucket_mib=1e\+400 or more"),
+        ({"settings": {"micro_batch": 1.5}}, "micro_batch=1.5: it must be a whole number of at least 1"),
     ],
 )
 def test_bad_wishes_are_one_error(more, said):
-    with pytest.raises(kway.UsageError, match=said):
+    with pytest.raises(kway.UsageError, match=said) as raised:
         kway.train(job(), devices="cpu:1", epochs=1, **more)
-    with pytest.raises(kway.UsageError, match=r"^seconds=0"):
-        kway.tune(job(), devices="cpu:1", seconds=0)
+    assert len(str(raised.value)) < 250
+
+
+@pytest.mark.parametrize(
+    "more", [{"seconds": 0}, {"allow": 5}, {"allow": None}, {"allow": [1]}, {"say": 3}, {"refresh": "x"}]
+)
+def test_bad_wishes_of_a_tuning_are_one_error_that_names_them(more):
+    named = "unknown precision '1'" if more == {"allow": [1]} else f"{next(iter(more))}="
+    with pytest.raises(kway.UsageError, match=f"^{named}"):
+        kway.tune(job(), devices="cpu:1", **more)
+
+
+def test_a_setting_that_is_none_is_left_to_kway():
+    run = kway.train(job(), devices="cpu:1", steps=1, epochs=1, settings={"threads": None})
+    assert run.record.settings == {}
 
 
 def test_what_one_model_was_given_another_of_the_same_shape_is_not(monkeypatch):

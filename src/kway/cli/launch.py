@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if len(devices) == 1 and args.logs is None and stall_timeout is None:
         script.replace_this_process(args.script, args.arguments, devices, module=args.module)
     for line in warnings(devices, cluster):
-        print(f"kway: warning: {line}", file=sys.stderr)
+        print(f"kway: note: {line}", file=sys.stderr)
     if args.logs is not None:
         check_temporary()  # before there is a folder of logs of what could not start
         _make_folder(args.logs)

@@ -136,10 +136,13 @@ def settings_of(text: str | None) -> dict[str, object]:
     from kway.errors import UsageError
 
     found: dict[str, object] = {}
+    like = "it must be like optimizer=fused,autotune=true"
+    if (text or "").lstrip().startswith(("{", "[")):
+        raise UsageError(f"--settings {text!r}", like)
     for pair in filter(None, (text or "").split(",")):
         name, equals, value = pair.partition("=")
         if not equals:
-            raise UsageError(f"--settings {pair!r}", "it must be like optimizer=fused,autotune=true")
+            raise UsageError(f"--settings {pair!r}", like)
         name = name.strip()
         if name in found:
             raise UsageError(f"--settings names {name} twice", "once is enough", "leave one out")

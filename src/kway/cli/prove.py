@@ -77,12 +77,10 @@ def run(args: argparse.Namespace) -> int:
         print(table(["strategy", "devices", "last shares", "equal", "max ulps", "tensors"], rows))
     for row in proof.candidates:
         if row["reason"]:
-            where = row["first_difference"]
-            at = f" (step {where['step']}, {where['tensor']})" if where else ""
-            print(f"{row['strategy']} on {row['devices']}: {row['reason']}{at}", file=screen)
+            print(f"{row['strategy']} on {row['devices']}: {row['reason']}", file=screen)
     for text in proof.notices:
         if text not in said:
-            print(f"note: {text}", file=screen)
+            print(f"note       {text}", file=screen)
     if proof.against is not None:
         print(
             f"against {proof.against['file']}: {proof.against['disagreement'] or 'equal bits'}", file=screen
@@ -92,11 +90,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _begin(warned: Sequence[str], said: list[str], lines: list[str], screen: TextIO) -> None:
-    """Warn, and say what is proved. ``said`` takes what the proof's notices need not say once more."""
+    """Say what is proved, and what there is to note. ``said`` takes what the proof's notices need not say once more."""
     said += warned
-    for line in warned:
-        print(f"kway: warning: {line}", file=sys.stderr, flush=True)
-    print("\n".join(lines), file=screen, flush=True)
+    print("\n".join([*lines, *(f"note       {line}" for line in warned)]), file=screen, flush=True)
 
 
 def _is_job(model: str) -> bool:

@@ -83,9 +83,7 @@ def _two_shapes(parts: list[Sizes]) -> tuple[tuple[int, ...], tuple[int, ...]] |
 
 def _text(one: tuple[int, ...], other: tuple[int, ...], epoch: int, step: int) -> str:
     return (
-        f"the collate function gave the parts of one batch different shapes ({one} and {other}, without the dimension "
-        f"of samples, in epoch {epoch + 1}, batch {step + 1}): if it pads, and padding counts in the output or the "
-        "loss (a mean over all positions, a recurrent layer that runs over it, batch normalisation), the result "
-        "depends on the number of devices and on micro_batch: pad to a fixed length then, or mask or pack. Where "
-        "padding does not count, nothing depends on it"
+        f"the collate function gave samples of shape {one} and {other} in parts of one batch (epoch {epoch + 1}, batch "
+        f"{step + 1}): where padding counts, the result depends on the number of devices (docs/guide/exactness.md, "
+        '"Padding that counts")'
     )

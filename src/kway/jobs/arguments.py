@@ -5,6 +5,7 @@ from typing import Any
 
 from kway.errors import UsageError
 from kway.job import Job, check_path
+from kway.units import shown
 
 
 def check_job(job: Any) -> None:
@@ -49,3 +50,10 @@ def functions_of(what: str, functions: Any) -> tuple[Any, ...]:
         if not callable(function):
             raise UsageError(f"{what}[{place}] is of type {type(function).__name__}", "it must be a function")
     return found
+
+
+def truth(what: str, value: Any) -> bool:
+    """Return ``value``, which must be True or False. Raises ``UsageError``."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{what}={shown(value)}", "it must be True or False")
+    return value

@@ -178,7 +178,7 @@ class BitsJudge(Judge):
             if name is not None:
                 return row | {
                     "equal": "no",
-                    "reason": f"{name} has other bits than on one device",
+                    "reason": f"{name} has other bits than on one device at step {step}",
                     "max_ulps": None,
                     "max_abs_diff": None,
                     "first_difference": {"step": step, "tensor": name},

@@ -253,9 +253,9 @@ def choose(
         raise UsageError(
             f"settings={settings!r}", "they must be values by name", 'pass {"optimizer": "fused"}, say'
         )
-    named = dict(settings or {})
-    check_settings(Settings.of(named), exactness)
-    return Plan(title(layout), layout, device_set, exactness, reason, shards, step_kind, named)
+    chosen = Settings.of(settings or {})
+    check_settings(chosen, exactness)
+    return Plan(title(layout), layout, device_set, exactness, reason, shards, step_kind, chosen.named())
 
 
 def _size_of(strategy: str) -> int | None:

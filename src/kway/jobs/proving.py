@@ -164,7 +164,7 @@ def prove(
             steps=steps,
             candidates=rows,
             notices=list(
-                dict.fromkeys([*notices, *warned, *parts.notices, *judge.notices, *_blamed(judge, rows)])
+                dict.fromkeys([*_blamed(judge, rows), *notices, *warned, *parts.notices, *judge.notices])
             ),
             certificate=certificate,
             against=None if other is None else {"file": str(against), "disagreement": disagreement},

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.checkpoints.reading import Checkpoint, open_checkpoint
+from kway.checkpoints.reading import Checkpoint
 from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.jobs import threads
@@ -23,8 +23,8 @@ from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.listeners import Callback, Listeners
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.restarting import Restarts, run_again
-from kway.jobs.resuming import as_begun, check_saving, find
-from kway.jobs.tuning import AUTO, as_run, first_kind, tuned_job, wish_of
+from kway.jobs.resuming import check_saving, find
+from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, first_kind, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
@@ -174,7 +174,8 @@ def train(
         is_kept=out is not None,
         checkpoint_every=saving_interval("checkpoint_every", checkpoint_every),
         keep=keep,
-        tune=wish_of(tune and not where.in_threads, tune_seconds, step_kind, exactness),
+        # What runs in threads is eager, as though the user had named that.
+        tune=wish_of(tune, tune_seconds, where.plan.step_kind if where.in_threads else step_kind, exactness),
         as_begun=step_kind == AUTO,
         timeline=timeline_steps(timeline),
     )
@@ -224,11 +225,12 @@ def train(
                     plan=where.plan,
                     resume=resume_from,
                     told=(),
-                    tune=None,  # what ended the run may have been a measurement
+                    # What ended the run may have been a measurement.
+                    tune=None if spec.tune is None else replace(spec.tune, why_not=STARTED_AGAIN),
                 )
-                # Without a folder of the user's there is nothing that could be missed.
+                # Where none were asked for, no checkpoint is missed.
                 for line in [
-                    *(lines if out is not None else []),
+                    *(lines if checkpoint_every is not None else []),
                     f"goes on from {now.resume or 'the beginning'}",
                 ]:
                     tell.note(line)
@@ -282,20 +284,9 @@ def run_rank(
     # What kway started is ended by whoever started it.
     ends = context.world.origin != "local"
     with asked_to_stop(context.stop, ends) if spec.is_kept else nullcontext():
-        spec = _tuned(context, spec, module).in_force()
+        spec = in_the_way_chosen(context, spec, module).in_force()
         loop = Loop(context.world, spec, module, context.emit, context.stop, context.status)
         return loop.run(), None if model is None else loop.average, loop.engine.made
-
-
-def _tuned(context: Any, spec: TrainSpec, model: nn.Module) -> TrainSpec:
-    """Return the run as tuning chose it; one that goes on, as it was begun."""
-    if spec.resume is not None:
-        plan = as_begun(open_checkpoint(Path(spec.resume)), spec.plan, not spec.as_begun)
-        return replace(spec, plan=plan)
-    if spec.tune is None:
-        return spec
-    job, plan, told = tuned_job(context, spec.job, spec.plan, model, spec.tune, (spec.epochs, spec.steps))
-    return replace(spec, job=job, plan=plan, tuned=told)
 
 
 def _own(loss: Any) -> Any:

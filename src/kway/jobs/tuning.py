@@ -9,18 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.reading import open_checkpoint
 from kway.errors import UsageError
 from kway.job import PRECISIONS, Job
-from kway.jobs.arguments import check_job
+from kway.jobs.arguments import check_job, truth
 from kway.jobs.folder import claimed
 from kway.jobs.place import Place, on_main, place
+from kway.jobs.resuming import as_begun
 from kway.records import Plan, Training, Tuning
 from kway.registry import known
+from kway.report.tuning import choice_text
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND
 from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
+from kway.training.spec import TrainSpec
 from kway.training.surroundings import gpu_name, machine, versions
 from kway.training.wish import Wish
 from kway.tuning.knobs import Choice
@@ -28,10 +32,13 @@ from kway.tuning.run import Tuned
 from kway.tuning.run import tune as tune_on_ranks
 from kway.tuning.search import Reading, Row
 from kway.tuning.trial import applied
+from kway.units import shown
 
 AUTO = "auto"
 # What ``kway.tune`` takes where nobody says.
 USUAL_S = 60.0
+# Why a run measures nothing that memory or a rank has ended before.
+STARTED_AGAIN = "a run that is started again measures nothing"
 # A month: more is a mistake.
 MOST_S = 2_678_400
 
@@ -62,6 +69,11 @@ def tune(
     anything starts.
     """
     check_job(job)
+    truth("refresh", refresh)
+    if not callable(say):
+        raise UsageError(
+            f"say={shown(say)}", "it must be a function that takes a line", "leave it out for silence"
+        )
     where = place(devices, strategy, exactness, shards, step_kind=first_kind(step_kind), settings=settings)
     if where.in_threads:
         raise UsageError(
@@ -132,37 +144,72 @@ def wish_of(
         isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < MOST_S
     ):
         raise UsageError(
-            f"{named}={seconds!r}", f"it must be a number of seconds greater than 0, below {MOST_S:,}"
+            f"{named}={shown(seconds)}", f"it must be a number of seconds greater than 0, below {MOST_S:,}"
         )
-    if not wanted:
+    if not truth("tune", wanted):
         if seconds is not None:
             raise UsageError(f"tune_seconds={seconds:g} and no tuning", "only one of them", "leave one out")
         return None
     if seconds is None and (exactness == "bits" or step_kind != AUTO):
         return None
-    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
+    allowed = (allow,) if isinstance(allow, str) else tuple(allow) if hasattr(allow, "__iter__") else None
+    if allowed is None:
+        raise UsageError(
+            f"allow={shown(allow)}", "it must be names of precisions", 'pass ["tf32", "bf16"], say'
+        )
     for name in allowed:
         known("precision", name, PRECISIONS)
     return Wish(seconds, None if step_kind == AUTO else step_kind, allowed, not refresh)
 
 
-def tuned_job(
-    context: Any, job: Job, plan: Plan, model: nn.Module, wish: Wish, length: tuple[int, int | None]
-) -> tuple[Job, Plan, dict[str, Any]]:
-    """Return job and plan as tuning chose them, and what a record says of it. A collective.
+def in_the_way_chosen(context: Any, spec: TrainSpec, model: nn.Module) -> TrainSpec:
+    """Return a run as tuning chose it, with a line that says so; one that goes on, as it was begun. A collective."""
+    if spec.resume is not None:
+        return _as_begun(spec, spec.resume)
+    if spec.tune is None:
+        return spec
+    say, length = _teller(context), (spec.epochs, spec.steps)
+    tuned = tune_on_ranks(
+        context.world, spec.job, spec.plan, model, spec.tune, length, context.status, say, context.stop
+    )
+    job, plan = applied(tuned.choice, spec.job, spec.plan)
+    told = _told(tuned.how, tuned.choice, tuned.why, tuned.seconds, tuned.made)
+    return replace(spec, job=job, plan=plan, tuned=told, told=(*spec.told, *_lines(tuned, spec.tune)))
 
-    ``length``: the run's epochs, and its steps at most.
-    """
-    say = _teller(context)
-    tuned = tune_on_ranks(context.world, job, plan, model, wish, length, context.status, say, context.stop)
-    told = {
-        "how": tuned.how,
-        "why": tuned.why,
-        "seconds": tuned.seconds,
-        "made": tuned.made,
-        "choice": dict(tuned.choice),
-    }
-    return *applied(tuned.choice, job, plan), told
+
+def _as_begun(spec: TrainSpec, resume: str) -> TrainSpec:
+    """Return a run that goes on from the checkpoint ``resume`` in the way that it was begun."""
+    plan = as_begun(open_checkpoint(Path(resume)), spec.plan, not spec.as_begun)
+    kept = {name: value for name, value in plan.settings.items() if spec.plan.settings.get(name) != value}
+    if plan.step_kind != spec.plan.step_kind:
+        kept["step_kind"] = plan.step_kind
+    line = f"{choice_text(kept)}, as the run was begun (--step-kind and --settings name others)"
+    told = _told("left", kept, "a run that goes on runs as it was begun")
+    return replace(
+        spec,
+        plan=plan,
+        tuned=told if kept or spec.tune is not None else None,
+        told=(*spec.told, *([line] if kept else [])),
+    )
+
+
+def _told(how: str, choice: Choice, why: str, seconds: float = 0.0, made: str = "") -> dict[str, Any]:
+    """Return what a record says of how a run's steps were chosen."""
+    return {"how": how, "why": why, "seconds": seconds, "made": made, "choice": dict(choice)}
+
+
+def _lines(tuned: Tuned, wish: Wish) -> list[str]:
+    """Say in a line what was chosen for a run: nothing, where nothing was looked for or found."""
+    text = choice_text(tuned.choice)
+    if tuned.how == "remembered":
+        return [f"{text}, as measured on {tuned.made[:10]} (--no-tune: as it is)"] if tuned.choice else []
+    if tuned.how == "left":
+        # A run that nobody asked to tune, and that tried nothing, has nothing to say.
+        return [f"not tuned: {tuned.why}"] if tuned.seconds or wish.seconds is not None else []
+    if not tuned.choice:
+        return [f"steps run as they are: in {tuned.seconds:.0f} s nothing was found that is faster"]
+    sure = "once only" if tuned.found is None or tuned.found.again is None else "twice"
+    return [f"{text}, as measured now, {sure}, in {tuned.seconds:.0f} s (--no-tune: as it is)"]
 
 
 def record_of(job: Job, where: Place, batch_size: int, tuned: Tuned, wish: Wish, gpus: list[str]) -> Tuning:
@@ -187,9 +234,10 @@ def record_of(job: Job, where: Place, batch_size: int, tuned: Tuned, wish: Wish,
         budget_s=wish.seconds,
         plain_step_s=None if plain is None else plain.median_s,
         chosen_step_s=_step_s(rows, tuned.choice),
-        notices=list(where.notices),
+        notices=[*where.notices, *([tuned.untried] if tuned.untried else [])],
         versions=versions(),
         machine=machine(gpus),
+        again=None if tuned.found is None else tuned.found.again,
     )
 
 

@@ -62,7 +62,7 @@ class Comparison:
                     "one device has it, the candidate has not" if name not in got else "one device has it not"
                 )
                 self.equal_bits = False
-                self.fail(step, name, f"{name}: {who}")
+                self.fail(step, name, f"{name}: {who}, at step {step}")
                 continue
             self._compare(step, name, snapshot.after[name], got[name], snapshot.noise[name])
 
@@ -70,7 +70,9 @@ class Comparison:
         if own.shape != got.shape or own.dtype != got.dtype:
             self.equal_bits = False
             self.fail(
-                step, name, f"{name}: {got.dtype} {tuple(got.shape)}, not {own.dtype} {tuple(own.shape)}"
+                step,
+                name,
+                f"{name}: {got.dtype} {tuple(got.shape)}, not {own.dtype} {tuple(own.shape)}, at step {step}",
             )
             return
         if torch.equal(own, got):

@@ -12,6 +12,7 @@ GAP = "  "
 NOT_METRICS = frozenset(
     {
         "event",
+        "earlier",
         "epoch",
         "step",
         "steps",

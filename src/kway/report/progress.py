@@ -31,14 +31,15 @@ class Progress:
 
     ``start``
         ``epochs``, ``steps_per_epoch`` and ``samples`` (in one epoch; ``None`` where only its end will tell),
-        ``devices``, ``strategy``; ``stops_after``, the steps of the whole run where they may end it before its epochs
+        ``devices``, ``strategy``; ``stops_after``, the steps of the whole run where they may end it before its epochs;
+        ``resumed_from_step``, the steps that were taken before, or ``None``
     ``step``
         ``epoch`` (from 1), ``step`` (done in this epoch), ``steps`` and ``loss`` (or ``None``), ``samples`` over
         ``seconds`` (both since the epoch began)
     ``validation``
         ``epoch``, ``step``, ``validation_loss``, and one number for each metric
     ``epoch``
-        one entry of ``Training.epochs``
+        one entry of ``Training.epochs``; ``earlier`` where all its steps were taken before the run went on
     ``notice``, ``warning``
         ``text``
     ``end``
@@ -68,6 +69,8 @@ class Progress:
         self._cut: int | None = None
         self._length: float | None = total_epochs
         self._metrics: dict[str, float] = {}
+        # The epoch that they are of.
+        self._judged: int | None = None
         self._drawn = 0
         self._last = float("-inf") if self._live else clock()
 
@@ -119,6 +122,8 @@ class Progress:
             parts = [counted(self._epochs, "epoch") if self._epochs else "", f"{epoch} each" if epoch else ""]
         if devices:
             parts.append(f"{event.get('strategy', '')} on {counted(devices, 'device')}".strip())
+        if before := event.get("resumed_from_step"):
+            parts.append(f"{counted(before, 'step')} taken before")
         self._print(", ".join(part for part in parts if part))
 
     def _step(self, event: Mapping[str, Any]) -> None:
@@ -141,8 +146,13 @@ class Progress:
             (4, lines.rate(event["samples"], event["seconds"])),
             (3, lines.time_left(left) if left is not None else ""),
             (2, f"loss {loss:.4f}" if loss is not None else ""),
-            (5, lines.named(self._metrics)),
+            (5, self._last_known(event["epoch"])),
         ]
+
+    def _last_known(self, epoch: int) -> str:
+        """Return the last metrics, and of which epoch they are where it is another one."""
+        text = lines.named(self._metrics)
+        return f"{text} (epoch {self._judged})" if text and self._judged not in (None, epoch) else text
 
     def _seconds_left(self, event: Mapping[str, Any]) -> float | None:
         """Estimate the training time left from this epoch's rate; validation is not in it."""
@@ -152,15 +162,17 @@ class Progress:
         return float(epochs_left * self._samples * event["seconds"] / event["samples"])
 
     def _validation(self, event: Mapping[str, Any]) -> None:
-        self._metrics = lines.metrics(event)
+        self._metrics, self._judged = lines.metrics(event), event["epoch"]
 
     def _epoch(self, event: Mapping[str, Any]) -> None:
         found = lines.metrics(event)
         # An epoch without validation keeps the last known values for the live line.
-        self._metrics = found or self._metrics
+        if found:
+            self._metrics, self._judged = found, event["epoch"]
         train, held_out = lines.number(event.get("train_loss")), lines.number(event.get("validation_loss"))
         is_part = self._cut is not None and event["epoch"] == self._epochs and event["steps"] < self._cut
         part = f" ({event['steps']:,} of {self._cut:,} steps)" if is_part else ""
+        part += " (trained before)" if event.get("earlier") else ""
         fields = [
             (0, f"epoch {lines.of(event['epoch'], self._epochs)}{part}"),
             (1, f"loss {train:.4f}" if train is not None else ""),

@@ -23,7 +23,27 @@ def lines_of(record: Tuning) -> list[str]:
     elif record.plain_step_s and record.chosen_step_s:
         ratio = record.chosen_step_s / record.plain_step_s
         lines.append(f"           {ratio:.2f} of the step as it is; measured in {record.seconds:.0f} s")
+        lines += [f"           {line}" for line in [_sureness(record)] if line]
+    lines += [f"note       {text}" for text in record.notices]
+    late = sum(row["verdict"].startswith("not tried") for row in record.rows)
+    if late:
+        lines.append(
+            f"note       {counted(late, 'candidate')} not tried for want of time: --tune-seconds gives more"
+        )
     return lines
+
+
+def _sureness(record: Tuning) -> str:
+    """Say whether a choice was measured a second time, and how far the times lay apart where it was not."""
+    if not record.choice:
+        return ""
+    if record.again is not None:
+        return f"{record.again:.2f} when both were measured once more"
+    deciding = [
+        row for row in record.rows if row["choice"] in ({}, record.choice) and row["step_s"] is not None
+    ]
+    spreads = " and ".join(f"{row['spread']:.0%}" for row in deciding)
+    return f"measured once only, with spreads of {spreads}: --refresh and a larger --tune-seconds measure it twice"
 
 
 def choice_text(choice: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from kway.errors import RefusedError, UsageError
 from kway.job import Job
 from kway.registry import known
 from kway.step.recompute import recompute
+from kway.units import shown
 
 Tensor = torch.Tensor
 
@@ -27,7 +28,7 @@ OPTIMIZER_FORMS = ("foreach", "fused")
 ATTENTIONS = ("default", "cudnn")
 MIB = 2**20
 # More threads than a machine has processors, and larger buckets than it has memory, are mistakes.
-MOST_THREADS, MOST_MIB = 1_024, 2**30
+MOST_THREADS, MOST_MIB, MOST_SAMPLES = 1_024, 2**30, 10**18 - 1
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,20 @@ class Settings:
                 known(what.replace("_", " "), value, dict.fromkeys(values))
         for what in ("autotune", "overlap", "recompute"):
             if not any(getattr(self, what) is value for value in (None, True, False)):
-                raise UsageError(f"{what}={getattr(self, what)!r}", "it must be true, false or null")
+                raise UsageError(f"{what}={shown(getattr(self, what))}", "it must be true, false or null")
         for what in ("threads", "micro_batch"):
             count = getattr(self, what)
-            most = MOST_THREADS if what == "threads" else 2**62
+            most = MOST_THREADS if what == "threads" else MOST_SAMPLES
             whole = isinstance(count, int) and not isinstance(count, bool)
             if count is not None and not (whole and 0 < count <= most):
-                raise UsageError(f"{what}={count!r}", f"it must be a whole number from 1 to {most:,}")
+                need = f"from 1 to {most:,}" if what == "threads" else "of at least 1, below 1e+18"
+                raise UsageError(f"{what}={shown(count)}", f"it must be a whole number {need}")
         size = self.bucket_mib
         if size is not None and (
             isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < MOST_MIB
         ):
             raise UsageError(
-                f"bucket_mib={size!r}", f"it must be a number greater than 0, below {MOST_MIB:,}"
+                f"bucket_mib={shown(size)}", f"it must be a number greater than 0, below {MOST_MIB:,}"
             )
 
     @classmethod

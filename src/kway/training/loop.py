@@ -102,7 +102,7 @@ class Loop:
         self.saver = Saver(self.engine, spec, self.world.is_main, self.noted)
         try:
             self.saver.check()
-            resumed = self._resume()
+            self.resumed = self._resume()
             self._say(
                 {
                     "event": "start",
@@ -112,7 +112,7 @@ class Loop:
                     "samples": train.order.samples,
                     "devices": plan.devices,
                     "strategy": plan.strategy,
-                    "resumed_from_step": resumed,
+                    "resumed_from_step": self.resumed,
                 }
             )
             for line in dict.fromkeys([*spec.told, *self._set_up(), *self.notices]):
@@ -129,7 +129,7 @@ class Loop:
             if self.saver.is_on and self.saver.at != self.steps:
                 self._save(Position(self.steps, self.epoch, 0))
             self.notices += self.saver.close()
-            record = self._record(begun, resumed)
+            record = self._record(begun)
         except Exception:
             # A second signal and Ctrl-C are none of these: they wait for no disk.
             self.saver.close()
@@ -211,7 +211,7 @@ class Loop:
             self.engine.schedule.step(loss)
         row = self._row(epoch, course, loss)
         self.rows.append(row)
-        self._say({"event": "epoch", **row})
+        self._say({"event": "epoch", **row} | ({"earlier": True} if self.steps == self.resumed else {}))
         self.epoch, self.course = epoch + 1, None
         if self.agenda.saves_after(epoch) and not self._is_last(epoch):
             self._save(Position(self.steps, epoch + 1, 0))
@@ -343,7 +343,7 @@ class Loop:
             if text not in self.notices:
                 self.notices.append(text)
 
-    def _record(self, begun: float, resumed: int | None) -> Training:
+    def _record(self, begun: float) -> Training:
         job, plan, validation = self.spec.job, self.spec.plan, self.validation
         notices = [*self._set_up(), *self.engine.doubts, *self.notices]
         names = unique_names(self.model)
@@ -364,7 +364,7 @@ class Loop:
             batch_size=self.loader.parts.order.batch_size,
             seed=job.seed,
             steps=self.steps,
-            resumed_from_step=resumed,
+            resumed_from_step=self.resumed,
             predicted_step_s=None,
             measured_step_s=self.clock.step_s,
             input_wait_s=self.clock.input_wait_s,

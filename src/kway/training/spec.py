@@ -9,6 +9,7 @@ from kway.job import Job
 from kway.records import Plan
 from kway.step.settings import Settings
 from kway.training.wish import Wish
+from kway.units import shown
 
 PATIENCE = 3  # validations that early_stop waits where nobody says how many
 
@@ -55,7 +56,7 @@ def positive(what: str, value: int | None, optional: bool = False) -> None:
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{what}={value!r}", "it must be a whole number of at least 1")
+        raise UsageError(f"{what}={shown(value)}", "it must be a whole number of at least 1")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""What can be tried, and in which order: the coarse first. Data, and nothing that measures."""
+"""What can be tried, and in which order: on GPUs what mostly wins comes first, on CPUs what is cheap to try, and what
+has to be compiled after it. Data, and nothing that measures.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,6 +11,7 @@ from kway.job import PRECISIONS
 from kway.registry import known
 from kway.step.kinds import KINDS
 from kway.step.settings import Settings
+from kway.units import counted
 
 # A choice: values by name, of ``NAMES``. What is not named is as job and plan have it.
 Choice = Mapping[str, Any]
@@ -79,6 +82,45 @@ def _without(stage: Stage, named: frozenset[str]) -> Stage:
     """Leave what the user has chosen as it is."""
     kept = ({name: value for name, value in change.items() if name not in named} for change in stage.changes)
     return Stage(stage.name, tuple(change for change in kept if change))
+
+
+def untried(subject: Subject) -> str:
+    """Say of which settings no value is tried for a subject, and why; ``""`` where some of each are."""
+    tried = {name for stage in stages(subject) for change in stage.changes for name in change}
+    whys = {**_why_not(subject), **dict.fromkeys(subject.named, "named")}
+    if subject.step_kind is not None:
+        whys["step_kind"] = "named"
+    left = [f"{name} ({why})" for name, why in whys.items() if name not in tried]
+    return f"no candidates here: {', '.join(left)}" if left else ""
+
+
+def _why_not(subject: Subject) -> dict[str, str]:
+    """Return, of each setting that this kind of device has, why nothing of it would be tried."""
+    bits = "fixed at level bits" if subject.level == "bits" else ""
+    several = f"one device, or less than {SEVERAL_BUCKETS >> 20} MiB of parameters"
+    common = {
+        "memory_format": "no parameter has four dimensions",
+        "optimizer": "it leaves nothing to choose",
+        "step_kind": "no compiler was found",
+        "bucket_mib": bits or several,
+        "workers": "the data is in memory, or a step hardly waits for it",
+    }
+    if subject.device == "cuda":
+        return common | {
+            "attention": "only in bf16 and fp16, where a model calls it",
+            "autotune": bits or "only for images",
+            "overlap": bits or "only compiled steps on several GPUs",
+            "compile_mode": bits or "nothing is compiled",
+        }
+    few = (
+        f"{counted(subject.micro_batch, 'sample')} at once"
+        if subject.may_be_cut
+        else "the level cuts no share"
+    )
+    return common | {
+        "threads": bits or f"a rank has {subject.threads}",
+        "micro_batch": bits or few,
+    }
 
 
 def _on_gpu(subject: Subject) -> list[Stage]:

@@ -25,7 +25,7 @@ from kway.strategies.micro_batches import why_whole
 from kway.training.parts import training_parts
 from kway.training.wish import Wish
 from kway.tuning.kept import facts, keep, recall
-from kway.tuning.knobs import Choice, Subject, stages
+from kway.tuning.knobs import Choice, Subject, stages, untried
 from kway.tuning.search import Found, Reading, search
 from kway.tuning.trial import ORDERS, Trials, compiles, copied
 from kway.world import StopRequest, World
@@ -49,7 +49,8 @@ KERNELS = ("memory_format", "compile_mode", "attention", "overlap", "precision",
 class Tuned:
     """``choice``; ``how``: ``"measured"``, ``"remembered"`` or ``"left"``, with ``why`` where it was left.
 
-    ``seconds`` that it took, ``made``: when it was measured; ``found``: what was looked at, where it was measured now.
+    ``seconds`` that it took, ``made``: when it was measured; ``found``: what was looked at, where it was measured now;
+    ``untried``: what could not be a candidate here, and why.
     """
 
     choice: Choice
@@ -58,6 +59,7 @@ class Tuned:
     seconds: float = 0.0
     made: str = ""
     found: Found | None = None
+    untried: str = ""
 
 
 def tune(
@@ -91,6 +93,8 @@ def tune(
         held = group.objects(held)[0]
         if held is not None:
             return Tuned(held[0], "remembered", made=held[1])
+        if wish.why_not:
+            return Tuned({}, "left", wish.why_not)
         steps = (parts.order.steps(0) or 0) * length[0]
         steps = steps if length[1] is None else min(steps, length[1])
         if wish.seconds is None and not isinstance(parts.dataset, InMemory):
@@ -118,7 +122,8 @@ def tune(
             if left or start.refused or start.difference:
                 left = left or start.refused or f"the step does not repeat itself: {start.difference}"
                 return Tuned({}, "left", left, time.perf_counter() - begun)
-            budget = _Budget(trials, subject, begun, start, _seconds(wish, steps, start.median_s), stop)
+            seconds = _seconds(wish, steps, start.median_s)
+            budget = _Budget(trials, subject, begun, start, seconds, stop, say)
             # What ranks saw may differ, and so would the stages.
             seen, compiler = group.objects((trials.seen, subject.compiler))[0]
             subject = replace(
@@ -128,7 +133,10 @@ def tune(
         made = datetime.now(UTC).isoformat(timespec="seconds")
         if known is not None and not budget.stopped:
             keep(known, found.best, made, math.inf if found.whole else budget.seconds)
-        return Tuned(found.best, "measured", seconds=time.perf_counter() - begun, made=made, found=found)
+        spent = time.perf_counter() - begun
+        if line := budget.overrun(spent):
+            say(line)
+        return Tuned(found.best, "measured", "", spent, made, found, untried(subject))
 
 
 def _known(
@@ -213,7 +221,7 @@ def _subject(
 class _Budget:
     """Seconds that are left, and what trying a choice will take of them. ``begun``: since when they count.
 
-    ``stopped``: whether none were left because ``stop`` was set on a rank.
+    ``stopped``: whether none were left because ``stop`` was set on a rank. ``say`` is told what may take longer.
     """
 
     def __init__(
@@ -224,8 +232,10 @@ class _Budget:
         start: Reading,
         seconds: float,
         stop: StopRequest,
+        say: Callable[[str], None],
     ) -> None:
         self._stop, self.stopped = stop, False
+        self._say, self._compiled_s = say, 0.0
         self._trials, self._plain = trials, start.cost_s
         self.seconds, self._ends = seconds, begun + seconds
         # By rank 0's clock.
@@ -256,12 +266,29 @@ class _Budget:
 
     def measure(self, choice: Choice) -> Reading:
         """Try a choice, and learn from it how long compiling takes."""
+        compiled = compiles(choice, self._trials.plan)
+        if compiled and not self._made and not self._compiled_s:
+            left = max(0.0, self._ends - time.perf_counter())
+            self._say(
+                f"now compiling, for about {self._compiling:.0f} of the {left:.0f} s that are left; a busy machine "
+                "takes longer, and what is begun is ended"
+            )
         reading = self._trials.measure(choice)
-        if compiles(choice, self._trials.plan) and not reading.refused:
+        if compiled:
+            self._compiled_s += reading.made_s or reading.cost_s
+        if compiled and not reading.refused:
             if not self._made:
                 self._compiling = reading.made_s
             self._made.add(_kernels(choice))
         return reading
+
+    def overrun(self, spent: float) -> str:
+        """Say by how much ``spent`` seconds are more than there were, and for what; ``""`` where they are not."""
+        over = spent - self.seconds
+        if over < max(1.0, self.seconds / 20):
+            return ""
+        compiling = f", {self._compiled_s:.0f} of them compiling" if self._compiled_s else ""
+        return f"measuring took {spent:.0f} s{compiling}: {over:.0f} s more than the {self.seconds:.0f} s there were"
 
 
 def _kernels(choice: Choice) -> tuple[object, ...]:

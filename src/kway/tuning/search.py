@@ -54,12 +54,14 @@ class Row:
 class Found:
     """``best``: the choice that won, ``{}`` for the step as it is; ``rows``: all that was looked at.
 
-    ``whole``: whether nothing was left out for want of time.
+    ``whole``: whether nothing was left out for want of time. ``again``: the time of the choice by that of the step as
+    it is, when both were measured once more; ``None`` where they were not.
     """
 
     best: Choice
     rows: list[Row] = field(default_factory=list)
     whole: bool = True
+    again: float | None = None
 
 
 def faster(one: Reading, other: Reading) -> bool:
@@ -109,7 +111,7 @@ def search(
         _take_back(found, "no time to measure it again, and the gain is small")
     for row in found.rows:
         if not row.verdict:
-            row.verdict = "chosen" if row.choice == found.best else "slower"
+            row.verdict = "chosen" if row.choice == found.best else "slower" if row.choice else "baseline"
     return found
 
 
@@ -125,10 +127,12 @@ def _verdict(reading: Reading, best: Reading) -> str:
 def _confirm(found: Found, measure: Callable[[Choice], Reading], start: Reading) -> None:
     """Measure the step as it is and the winner again, one after the other: a machine that drifted chose by chance."""
     before, again = measure({}), measure(found.best)
-    held = bool(before.step_s and again.step_s) and not again.difference
-    # Of both readings of the step as it is, the faster one counts.
-    if held and faster(again, min(start, before, key=lambda reading: reading.median_s)):
-        return
+    if before.step_s and again.step_s and not again.difference:
+        # Of both readings of the step as it is, the faster one counts.
+        plain = min(start, before, key=lambda reading: reading.median_s)
+        if faster(again, plain):
+            found.again = again.median_s / plain.median_s
+            return
     lost = found.best
     _take_back(found, "did not hold")
     found.rows.append(Row("once more", lost, again, "no faster than the step as it is, when measured again"))

@@ -4,10 +4,9 @@ import copy
 import gc
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +22,6 @@ from kway.data.loader import Share
 from kway.errors import KwayError, UsageError, text_of
 from kway.job import Job
 from kway.launch.status import Status
-from kway.proving.compare import largest_magnitude
 from kway.proving.quiet import without_dropout
 from kway.records import Plan
 from kway.step.core import Outcome
@@ -34,8 +32,10 @@ from kway.step.tally import Tally
 from kway.strategies.engine import Engine
 from kway.training.parts import training_parts
 from kway.tuning.agreement import Standard, Trace, standard
+from kway.tuning.compared import Compared, left_by, on_cpu
 from kway.tuning.knobs import JOB, SETTINGS, Choice
 from kway.tuning.search import Reading
+from kway.tuning.whole_batches import whole_batches, whole_shares
 from kway.world import World
 
 Tensor = torch.Tensor
@@ -64,14 +64,6 @@ class Seen:
     waits: float = 0.0
     attention: bool = False
     forms: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Compared:
-    """What compared steps left, and whether they drew random numbers."""
-
-    trace: Trace
-    drew: bool
 
 
 @dataclass
@@ -234,7 +226,7 @@ class Trials:
         self._calls = engine.mesh.world.trace
         loader = engine.loader(parts)
         opened.callback(loader.close)
-        return engine, _whole(loader, parts.order.batch_size)
+        return engine, whole_shares(loader, parts.order.batch_size)
 
     def _own_trace(self, own: Choice, order: int) -> Compared:
         """Take the compared steps as they are, over samples in another order where ``order`` is not 0."""
@@ -245,7 +237,7 @@ class Trials:
                 parts = training_parts(replace(self.job, validation=None))[0]
                 shares = (
                     engine.cut(parts, drawn.permutation(parts.order.batch(epoch, step)), epoch, step)
-                    for epoch, step in _whole_batches(parts.order)
+                    for epoch, step in whole_batches(parts.order)
                 )
             found = self._compared(engine, shares)
             forms = tuple(form for form in OPTIMIZER_FORMS if _takes(engine, form))
@@ -256,7 +248,7 @@ class Trials:
     def _compared(self, engine: Engine, shares: Iterator[Share]) -> Compared:
         """Take the compared steps and return what they left."""
         tally = _tally(engine)
-        before = _on_cpu(engine.state())
+        before = on_cpu(engine.state())
         outcomes, since = [], time.perf_counter()
         for step, share in zip(range(self.compared), shares, strict=False):
             outcomes.append(self._step(engine, share, step, tally))
@@ -265,15 +257,7 @@ class Trials:
                 since = self._synchronised()
         losses = tuple(float(outcome.loss) for outcome in outcomes)
         self._step_s = (time.perf_counter() - since) / max(1, self.compared - 1)
-        after = _on_cpu(engine.state())
-        tensors = {name: _moved(value, before.get(name)) for name, value in after.items()}
-        stored = {
-            name: largest_magnitude(value) for name, value in after.items() if tensors[name] is not value
-        }
-        for name, parameter in engine.model.named_parameters():
-            if parameter.grad is not None and not parameter.grad.is_sparse:
-                tensors[f"gradient of {name}"] = parameter.grad.detach().to("cpu", copy=True)
-        return Compared(Trace(losses, tensors, stored), engine.drew)
+        return left_by(engine, before, losses)
 
     def _windows(self, engine: Engine, shares: Iterator[Share]) -> tuple[list[float], float]:
         """Return seconds a step of each window, and the part of them in which this rank waited for input."""
@@ -344,31 +328,6 @@ def _takes(engine: Engine, form: str) -> bool:
 
 def _tally(engine: Engine) -> Tally:
     return engine.tally([*engine.job.metrics])
-
-
-def _on_cpu(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
-
-
-def _moved(after: Tensor, before: Tensor | None) -> Tensor:
-    """Return how far a tensor of rounded numbers has moved; others, and what was not there before, as they are."""
-    if before is None or before.shape != after.shape or not (after.is_floating_point() or after.is_complex()):
-        return after
-    return after - before
-
-
-def _whole_batches(order: Any) -> Iterator[tuple[int, int]]:
-    """Name the whole batches by (epoch, step), in the order of ``_whole``."""
-    whole = order.samples // order.batch_size
-    return ((epoch, step) for epoch in count() for step in range(whole))
-
-
-def _whole(loader: Any, batch_size: int) -> Iterator[Share]:
-    """Pass on the shares of whole batches, epoch after epoch."""
-    for epoch in count():
-        for share in loader.epoch(epoch):
-            if share.total == batch_size:
-                yield share
 
 
 def _slowest(readings: list[Reading], cost_s: float) -> Reading:

@@ -1,0 +1,94 @@
+"""What users are told of tuning: which way a run takes, why, and what its measurements may cost."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.tuning.knobs import Subject
+from kway.tuning.run import Tuned, _Budget
+from kway.tuning.search import Found, Reading
+from kway.world import StopRequest
+
+X, Y = torch.randn(64, 36, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
+FUSED = {"optimizer": "fused", "threads": 1}
+MADE = "2026-11-29T10:00:00+00:00"
+
+
+def job():
+    sgd = partial(torch.optim.SGD, lr=0.05)
+    return kway.Job(partial(nn.Linear, 36, 3), nn.CrossEntropyLoss(), sgd, (X, Y), batch_size=16)
+
+
+def trained(**more):
+    """Train, and return the run and the notices of it."""
+    notices = []
+
+    def hear(event, record):
+        if event in ("notice", "warning"):
+            notices.append(record["text"])
+
+    more = {"devices": "cpu:1", "epochs": 1, "callbacks": [hear], **more}
+    return kway.train(job(), **more), notices
+
+
+@pytest.mark.parametrize(
+    ("tuned", "said"),
+    [
+        (Tuned(FUSED, "remembered", made=MADE), "as measured on 2026-11-29 (--no-tune: as it is)"),
+        (Tuned(FUSED, "measured", "", 3.0, MADE, Found(FUSED)), "as measured now, once only, in 3 s"),
+        (Tuned(FUSED, "measured", "", 3.0, MADE, Found(FUSED, again=0.5)), "as measured now, twice, in 3 s"),
+    ],
+)
+def test_a_run_says_what_was_chosen_for_it(monkeypatch, tuned, said):
+    monkeypatch.setattr("kway.jobs.tuning.tune_on_ranks", lambda *given: tuned)
+    run, notices = trained()
+    assert run.record.settings == FUSED
+    assert [line for line in notices if said in line] == [notices[0]]
+    assert notices[0].startswith("optimizer fused, threads 1, ")
+
+
+def test_a_run_that_was_to_be_tuned_and_is_not_says_why_and_others_say_nothing(monkeypatch):
+    monkeypatch.setattr("kway.jobs.tuning.tune_on_ranks", lambda *given: Tuned({}, "left", "it is a stream"))
+    assert trained(tune_seconds=5)[1] == ["not tuned: it is a stream"]
+    assert trained()[1] == trained(tune=False)[1] == []
+
+
+def test_a_run_that_goes_on_says_that_it_does_so_as_it_was_begun(tmp_path):
+    trained(out=tmp_path / "run", checkpoint_every=1, settings=FUSED)
+    on, notices = trained(epochs=2, resume=tmp_path / "run")
+    assert any(line.startswith("optimizer fused, threads 1, as the run was begun") for line in notices)
+    assert (on.record.tuned["how"], on.record.tuned["choice"]) == ("left", FUSED)
+    again, notices = trained(epochs=2, resume=tmp_path / "run", settings=FUSED, tune=False)
+    assert not any("as the run was begun" in line for line in notices)
+    assert again.record.tuned is None
+
+
+def budget(seconds, said):
+    """A budget of which a compilation takes the 90 seconds that it took under load."""
+    trials = SimpleNamespace(
+        group=SimpleNamespace(objects=lambda value: [value]),
+        trace_s=1.0,
+        model=nn.Linear(2, 2),
+        plan=SimpleNamespace(step_kind="eager"),
+        measure=lambda choice: Reading((1.0,), 95.0, 90.0),
+    )
+    start = Reading((1.0,), 1.0)
+    return _Budget(trials, Subject("cpu"), 0.0, start, seconds, StopRequest(), said.append)
+
+
+def test_a_compilation_that_may_miss_its_estimate_says_so_before_and_by_how_much_after():
+    said = []
+    short = budget(60.0, said)
+    short.measure({"optimizer": "fused"})
+    assert said == []
+    assert short.overrun(62.0) == ""
+    assert short.overrun(70.0) == "measuring took 70 s: 10 s more than the 60 s there were"
+    for _ in range(2):
+        short.measure({"step_kind": "compiled"})
+    assert len(said) == 1
+    assert said[0].startswith("now compiling, for about 16 of the ")
+    assert "180 of them compiling: 142 s more than the 60 s there were" in short.overrun(202.0)
