@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from kway.job import Job
     from kway.jobs.evaluating import evaluate, predict
+    from kway.jobs.measuring import measure
     from kway.jobs.parallel import parallel
     from kway.jobs.proving import prove
     from kway.jobs.training import train
@@ -45,6 +46,7 @@ _HOMES = {
     "accuracy": "step.tally",
     "all_samples": "step.gather",
     "evaluate": "jobs.evaluating",
+    "measure": "jobs.measuring",
     "parallel": "jobs.parallel",
     "predict": "jobs.evaluating",
     "prove": "jobs.proving",
@@ -69,6 +71,7 @@ __all__ = [
     "accuracy",
     "all_samples",
     "evaluate",
+    "measure",
     "parallel",
     "predict",
     "prove",

@@ -175,7 +175,9 @@ class Training(Record):
     the run began). ``machine``: ``host`` and ``cpu`` of rank 0, ``usable`` (processors), ``gpus`` (models that were
     used), ``threads`` (of a rank). ``settings``: what was chosen of the step beside its kind (``kway.step.settings``).
     ``tuned``: ``how`` it was chosen (``Tuning``), ``why``, ``seconds``, ``made``, ``choice``; ``None`` where the run
-    was not to be tuned.
+    was not to be tuned. ``processes``: how many the ranks were; one where they were threads of it, ``None`` in records
+    of before. ``timeline``: of the ``steps`` (their numbers, from 1) that were recorded, by rank, in seconds a step
+    (docs/guide/timeline.md); ``None`` where none were.
     """
 
     kind: ClassVar[str] = "train"
@@ -213,6 +215,8 @@ class Training(Record):
     machine: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     tuned: dict[str, Any] | None = None
+    processes: int | None = None
+    timeline: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,23 @@ def bytes_text(count: int | None) -> str:
     return f"{value / 1024:.1f} PiB"
 
 
+def rate_text(value: float, unit: str) -> str:
+    """Write an amount in decimal prefixes: ``98.2 GFLOP/s``, ``4.81 TB/s``, ``512``; seconds as ``seconds_text``."""
+    if unit == "s":
+        return seconds_text(value)
+    if not unit.endswith("/s"):
+        return f"{_digits(value)} {unit}"
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        # 999.6 would be written as 1000: that belongs to the next prefix.
+        if abs(value) >= 0.9995 * size:
+            return f"{_digits(value / size)} {prefix}{unit}"
+    return f"{_digits(value)} {unit}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
 def seconds_text(seconds: float) -> str:
     """Write a duration: ``12.3 us``, ``4.56 ms``, ``7.89 s``, ``2 min 05 s``, ``1 h 02 min``."""
     size = abs(seconds)

@@ -1,6 +1,8 @@
 """Where a process stands among the ranks of its job. Plain data: only ``kway.launch`` fills it in."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -10,8 +12,9 @@ class World:
     ``rank`` of ``size`` over all machines, ``local_rank`` of ``local_size`` on this one. ``device`` is a
     torch device string (``cpu`` or ``cuda:1``), ``backend`` the name of the collective back end (``gloo`` or
     ``nccl``), ``threads`` the number of intra-op CPU threads of this rank. ``origin`` says who made the rank:
-    ``alone`` (the user's own process, no process group), ``local`` (kway started it) or ``env`` (another
-    launcher, through ``RANK`` and ``WORLD_SIZE``).
+    ``alone`` (the user's own process, no process group), ``local`` (kway started it), ``env`` (another
+    launcher, through ``RANK`` and ``WORLD_SIZE``) or ``threads`` (a thread of the user's own process: ``groups`` makes
+    the group of all ranks then).
     """
 
     rank: int = 0
@@ -22,6 +25,12 @@ class World:
     backend: str = "gloo"
     threads: int = 1
     origin: str = "alone"
+    groups: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def processes(self) -> int:
+        """How many processes the ranks are."""
+        return self.size if self.groups is None else 1
 
     @property
     def is_main(self) -> bool:

@@ -110,7 +110,7 @@ def here(tmp_path, monkeypatch):
         ("mlp --devices cpu:2 --strategy sideways", "sideways"),
         (
             "mlp --devices cpu:2 --strategy fsdp=2",
-            "unknown strategy 'fsdp': known are auto, data, single; 'fsdp' is",
+            "unknown strategy 'fsdp': known are auto, data, single, threads; 'fsdp' is",
         ),
         ("mlp --devices cpu:2 --strategy tensor=2", "'tensor' is announced, but not there yet"),
         ("mlp --devices cpu:2 --strategy pipeline", "'pipeline' is announced, but not there yet"),

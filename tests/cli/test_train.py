@@ -172,3 +172,16 @@ def test_a_run_begins_with_the_weights_of_the_folder_of_another(here):
     first, second = (load_file(here / name / "weights.safetensors") for name in ("first", "second"))
     assert first.keys() == second.keys()
     assert all((first[name] == second[name]).all() for name in first)
+
+
+def test_timeline(here, capfd):
+    assert main([*LINE, "--epochs", "5", "--timeline", "4", "--out", "run"]) == 0
+    said = capfd.readouterr()
+    assert "timeline   4 steps from 7 to 10" in said.out
+    assert re.search(r"^rank +ms a step +compute", said.out, re.MULTILINE)
+    assert "timeline.json.gz" in said.out
+    assert said.err == ""
+    # Without a number 5 are meant, which are too many here.
+    assert main([*LINE, "--epochs", "5", "--timeline", "--out", "other"]) == 2
+    assert "timeline=5 in a run of 10 steps" in capfd.readouterr().err
+    assert not (here / "other").exists()

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import kway
+from kway.jobs.place import place
 from kway.registry import modules_of
+from kway.step.kinds import KINDS
 from kway.strategies.base import Axis
 from kway.strategies.engine import Engine
-from kway.strategies.layout import axes, fit, named_sizes, title
+from kway.strategies.layout import axes, check_step_kind, fit, named_sizes, title
 from kway.strategies.levels import LEVELS
 from kway.world import World
 
@@ -80,6 +82,20 @@ def test_its_names_read_and_write_as_layouts(axis):
     assert title({axis.name: 3}) == f"{axis.name}=3"
 
 
+def test_it_runs_step_kinds_that_there_are_and_says_why_not_others(axis):
+    assert axis.kinds is None or (axis.kinds <= set(KINDS) and axis.why_kinds)
+    for kind in set() if axis.kinds is None else set(KINDS) - axis.kinds:
+        with pytest.raises(kway.RefusedError, match=axis.why_kinds):
+            check_step_kind({axis.name: 2}, kind)
+
+
+def test_one_process_is_no_part_of_a_product(axis):
+    for other in AXES:
+        if axis.one_process and other != axis.name:
+            with pytest.raises(kway.UsageError, match="one process"):
+                named_sizes(f"{axis.name}=2:{other}=2")
+
+
 def opened_alone(layout, model):
     job = kway.Job(**{**vars(job_of()), "precision": "fp32"})
     return Engine(job, model, layout, World(), "math", 13)
@@ -103,8 +119,9 @@ def test_at_size_1_the_model_is_touched_no_more_than_without_a_layout(axis):
         assert list(after) == list(before)
         assert all(torch.equal(after[name], before[name]) for name in before)
     finally:
-        without.close()
+        # As they were opened, since torch's flags are the process's.
         engine.close()
+        without.close()
     assert hooks_of(model) == hooks_of(plain) == bare
 
 
@@ -134,10 +151,18 @@ def open_step_close(context, layout, level):
     }
 
 
+def on_ranks(axis, ranks, size, task, *arguments):
+    """Run a task on ranks as the axis has them: processes of the pool, or threads of this one."""
+    if not axis.one_process:
+        return ranks.run(task, *arguments, size=size)
+    where = place(f"cpu:{size}", f"{axis.name}={size}")
+    return where.run(task, *arguments)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_it_closes_cleanly_and_leaves_one_state_on_all_ranks(axis, ranks, size):
     for level in sorted(axis.levels):
-        found = ranks.run(open_step_close, {axis.name: size}, level, size=size)
+        found = on_ranks(axis, ranks, size, open_step_close, {axis.name: size}, level)
         for rank in found:
             assert rank["names"]
             assert rank["kinds"]

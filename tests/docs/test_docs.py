@@ -27,6 +27,7 @@ from kway.data.parts import take_apart
 from kway.data.share import outline
 from kway.devices.topology import discover
 from kway.jobs.proving import STEPS, draw
+from kway.measurements import Measurements
 from kway.records import Cluster, Plan, Proof, Training, Tuning
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,6 +227,7 @@ RECORDS = {
     "train.json": Training,
     "proof.json": Proof,
     "tune.json": Tuning,
+    "measurements.json": Measurements,
     "cluster.json": Cluster,
     "The plan": Plan,
 }
@@ -249,6 +251,7 @@ def test_what_is_inside_of_a_field_is_explained(tmp_path):
         (section("train.json"), run.record),
         *((proof, found) for found in proofs),
         (section("cluster.json"), discover()),
+        (section("measurements.json"), kway.measure(devices="cpu", only="offload", quick=True)),
     ):
         unknown = {name for name in keys(record.to_dict(), free) if f"`{name}`" not in text}
         assert unknown <= {"kind", "schema"}, type(record)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -175,3 +176,21 @@ def test_a_collective_has_a_name_and_one_that_is_only_begun_is_counted(board):
     assert (begun.calls, begun.waiting, begun.since) == (2, False, since)
     status.beat()
     assert board.read()[0].calls == 2
+
+
+def test_who_asks_is_told_in_which_collective_a_rank_waited_and_when(board):
+    status, notes = Status.open(board.path, 1), []
+    with status.waiting.inside("all-reduce"):
+        pass
+    status.note(notes)
+    before = time.monotonic()
+    with status.waiting.inside("barrier"):
+        pass
+    status.waiting.begun()
+    after = time.monotonic()
+    status.note(None)
+    with status.waiting.inside("broadcast"):
+        pass
+    ((name, begin, end),) = notes
+    assert name == "barrier"
+    assert before <= begin <= end <= after

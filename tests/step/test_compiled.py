@@ -1,5 +1,7 @@
 """Compiled steps: they compute what eager ones do, and leave the model as it was."""
 
+import gzip
+import json
 from functools import partial
 from types import SimpleNamespace
 
@@ -9,6 +11,7 @@ from torch import nn
 
 import kway
 from kway.devices.compilers import missing
+from kway.report.timeline import PARTS
 from kway.step.compiled import CompiledStep, compiling
 from kway.step.endings import as_they_are
 from kway.step.losses import rule_for, summed
@@ -122,8 +125,12 @@ def test_what_kway_refuses_inside_the_model_is_said_as_it_is():
         )
 
 
+def several_layers():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 2))
+
+
 def test_several_devices_keep_bits_with_a_compiled_model(ranks):
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 2))
+    model = several_layers()
     proof = kway.prove(
         job(model, batch_size=5, precision="fp32"),
         devices="1,2",
@@ -137,6 +144,28 @@ def test_several_devices_keep_bits_with_a_compiled_model(ranks):
     assert proof.verdict == "pass", str(proof)
     assert [(row["equal"], row["step_kind"]) for row in proof.candidates] == [("bits", "compiled")] * 2
     assert proof.certificate["holds_within"]["step_kind"] == "compiled"
+
+
+def test_recorded_steps_of_two_ranks_show_compiled_regions_and_add_up(ranks, tmp_path):
+    # Here and not beside the other timelines: these ranks have compiled before.
+    data = torch.cat([X, X, X, X]), torch.cat([Y, Y, Y, Y])
+    run = kway.train(
+        job(several_layers, data=data, validation=None, batch_size=5, precision="fp32"),
+        devices="cpu:2",
+        step_kind="compiled",
+        steps=8,
+        timeline=2,
+        out=tmp_path / "run",
+        ranks=ranks,
+        echo=False,
+    )
+    for row in run.record.timeline["ranks"]:
+        assert sum(row[part] for part in PARTS) == pytest.approx(row["step_s"], rel=0.03)
+        assert row["compute_s"] > 0
+    events = json.loads(gzip.decompress((tmp_path / "run" / "timeline.json.gz").read_bytes()))["traceEvents"]
+    compiled = [event["pid"] for event in events if event["name"].startswith("Torch-Compiled Region")]
+    # Between two regions of a step the batch statistics are summed.
+    assert [compiled.count(rank) for rank in (0, 1)] == [4, 4]
 
 
 def wrapped(own):

@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_an_error_with_numbers(text, devices, said):
 
 
 def test_names_that_are_read_as_others_are_not_listed():
-    with pytest.raises(UsageError, match=r"known are auto, data, single$"):
+    with pytest.raises(UsageError, match=r"known are auto, data, single, threads$"):
         fit("sideways", 2)
 
 

@@ -89,7 +89,7 @@ def test_all_that_is_tried_can_be_chosen():
         ({"optimiser": "fused"}, "did you mean 'optimizer'"),
         ({"optimizer": "quick"}, "fused"),
         ({"step_kind": "fast"}, "eager"),
-        ({"micro_batch": -1}, "from 1 to"),
+        ({"micro_batch": -1}, "at least 1"),
         ({"bucket_mib": 0}, "greater than 0"),
         ({"threads": 1.5}, "from 1 to"),
         ({"threads": 10**12}, "from 1 to"),

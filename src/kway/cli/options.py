@@ -85,7 +85,9 @@ def placing(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """Add the flags that say where to run."""
     sets = "auto, N, cpu:N or cuda:I,J" + ("; several: 1,2,3 or 'cpu:2 cuda:0,1'" if several else "")
     parser.add_argument("--devices", default="auto", metavar="SET", help=f"{sets} (default auto)")
-    named = "single, data or data=N" + (" (several: by commas)" if several else ", or auto")
+    named = "single, data, threads, or with a size, data=N" + (
+        " (several: by commas)" if several else ", or auto"
+    )
     default = "data" if several else "auto"
     parser.add_argument("--strategy", default=default, metavar="NAME", help=f"{named} (default {default})")
 
@@ -151,10 +153,10 @@ def settings_of(text: str | None) -> dict[str, object]:
     return found
 
 
-def output(parser: argparse.ArgumentParser, record: str) -> None:
+def output(parser: argparse.ArgumentParser, record: str, title: str = "MODEL") -> None:
     """Add the flags that say where results go."""
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"folder for {record} (default runs/TIME-MODEL)"
+        "--out", type=Path, metavar="DIR", help=f"folder for {record} (default runs/TIME-{title})"
     )
     parser.add_argument(
         "--json", action="store_true", help="print the record, and nothing else, on standard output"

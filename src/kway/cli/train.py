@@ -17,6 +17,7 @@ WRITTEN = (
     "weights.safetensors",
     "ema.safetensors",
     "best.safetensors",
+    "timeline.json.gz",
     "checkpoints/",
     "logs/",
 )
@@ -98,6 +99,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "complete checkpoint, with half as many samples at once (--micro-batch) and the same global batch (default "
         "error)",
     )
+    parser.add_argument(
+        "--timeline",
+        type=int,
+        nargs="?",
+        const=True,
+        metavar="N",
+        help="record N steps of every rank (5 where no number is given) through torch's profiler, after 6 of warm-up: "
+        "timeline.json.gz for ui.perfetto.dev, and a table of compute, communication, input wait and idle time",
+    )
     options.stall(parser)
     options.output(parser, "records, curves, logs and weights")
 
@@ -155,6 +165,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.jobs.training import train
     from kway.jobs.tuning import first_kind
     from kway.report.progress import Progress
+    from kway.report.timeline import lines_of
     from kway.training.spec import positive
     from kway.units import counted
 
@@ -207,6 +218,7 @@ def run(args: argparse.Namespace) -> int:
                 min_devices=args.min_devices,
                 on_oom=args.on_oom,
                 stall_timeout=args.stall_timeout,
+                timeline=args.timeline,
             )
     finally:
         show.progress.close()
@@ -221,6 +233,8 @@ def run(args: argparse.Namespace) -> int:
     step = result.record.measured_step_s
     timing = f"{step * 1e3:.2f} ms a step" if step is not None else "too few steps to time one"
     print(f"\n{counted(result.record.steps, 'step')}, {timing}; weights {result.record.weights_sha256[:16]}")
+    if result.record.timeline is not None:
+        print("\n".join([*lines_of(result.record.timeline), ""]))
     print(f"wrote      {folder}/: {', '.join(name for name in WRITTEN if (folder / name).exists())}")
     if lost:
         print("kway: error: no checkpoint could be saved (see the notes)", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -56,8 +56,10 @@ class Group:
 
     Every method but ``rank`` and ``size`` is a collective: all ranks of the group must call it, in the same
     order, with tensors of the same shape and dtype. ``trace`` takes note of each;
-    ``waiting`` is told while this rank is inside one.
+    ``waiting`` is told while this rank is inside one. ``one_process``: whether its ranks are threads.
     """
+
+    one_process: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -76,6 +78,10 @@ class Group:
     def apart(self) -> "Group":
         """Return the same group without a trace: for collectives that ranks start at different times."""
         return Group(self.rank, self.size, self.handle, self.ranks, Untraced(self.trace), self.waiting)
+
+    def side_by_side(self) -> AbstractContextManager[None]:
+        """Return what is open while ranks run at once that else take turns: processes never do."""
+        return nullcontext()
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum ``tensor`` over the ranks in place and return it. Equal bits on all ranks."""

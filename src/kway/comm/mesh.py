@@ -1,6 +1,6 @@
 """Named axes over the ranks of a job, and the group of ranks along each."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from itertools import product
 from math import prod
@@ -17,7 +17,8 @@ class Mesh:
     """Ranks laid out row-major over named axes: the last axis varies fastest.
 
     ``layout`` maps axis names to sizes, outermost first; an empty layout is one device. Making a mesh is a
-    collective: torch wants every rank to take part in making every group. ``waiting``: see ``Group``.
+    collective: torch wants every rank to take part in making every group. ``waiting``: see ``Group``. ``make``: makes
+    the group of all ranks, where that is none of torch's; there is one axis then.
     """
 
     def __init__(
@@ -26,12 +27,13 @@ class Mesh:
         rank: int,
         size: int,
         waiting: Watch = NOT_WATCHED,
+        make: Callable[..., Group] | None = None,
     ) -> None:
         self.layout, self.rank, self.size = dict(layout), rank, size
         if prod(self.layout.values()) != size:
             text = ":".join(f"{axis}={count}" for axis, count in self.layout.items()) or "single"
             raise UsageError(f"layout {text} over {size} ranks", f"it needs {prod(self.layout.values())}")
-        self.world = Group(rank, size, waiting=waiting)
+        self.world = (make or Group)(rank, size, waiting=waiting)
         self._groups = {axis: self._make(axis) for axis in self.layout}
 
     def group(self, axis: str) -> Group:

@@ -24,11 +24,11 @@ def seed_generators(seed: int) -> None:
 @contextmanager
 def preserved() -> Iterator[None]:
     """Put the three global generators back, at the end, into the state in which they were."""
-    before = _states()
+    before = states()
     try:
         yield
     finally:
-        _restore(before)
+        restore(before)
 
 
 class OwnGenerators:
@@ -48,18 +48,26 @@ class OwnGenerators:
             if self._states is None:
                 seed_generators(self._seed)
             else:
-                _restore(self._states)
+                restore(self._states)
             try:
                 yield
             finally:
-                self._states = _states()
+                self._states = states()
 
 
-def _states() -> States:
+def states() -> States:
+    """Return the states of the three global generators."""
     return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
 
 
-def _restore(states: States) -> None:
+def restore(states: States) -> None:
+    """Put the three global generators into states that they had."""
     torch.default_generator.set_state(states[0])
     np.random.set_state(states[1])
     random.setstate(states[2])
+
+
+def same(first: States, second: States) -> bool:
+    """Whether nothing was drawn, nor a generator seeded, between two looks at the states."""
+    numpys = [(own[1].tobytes(), own[2:]) for own in (first[1], second[1])]
+    return torch.equal(first[0], second[0]) and first[2] == second[2] and numpys[0] == numpys[1]

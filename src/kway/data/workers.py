@@ -12,17 +12,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import parent_process
-from multiprocessing.context import ForkServerContext, ForkServerProcess
-from multiprocessing.process import BaseProcess
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler, get_worker_info
 
+from kway.data.fork_server import Context
 from kway.data.parcel import Answer, Failure, Parcel, Reader, dumped
 from kway.errors import UsageError
 from kway.worker_deaths import death, no_room, too_little_shared_memory
@@ -49,8 +47,6 @@ class Workers:
                 "a data set that can be pickled",
                 "use workers=0",
             ) from error
-        context = _Context()
-        context.set_forkserver_preload(["torch", "numpy", "cloudpickle", "kway.data.workers"])
         self._rank, self._parcel, self._requests = rank, parcel, _Requests()
         self._loader: DataLoader[Any] | None = DataLoader(
             parcel,
@@ -59,7 +55,7 @@ class Workers:
             num_workers=count,
             collate_fn=_as_it_is,
             worker_init_fn=_begin,
-            multiprocessing_context=context,
+            multiprocessing_context=Context.preloaded(),
             persistent_workers=True,
             generator=torch.Generator(),  # else a draw from the process's own generator
         )
@@ -184,28 +180,3 @@ def _end_with_rank() -> None:
     if rank is not None:
         rank.join()
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-class _Process(ForkServerProcess):
-    @staticmethod
-    def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 (the name that multiprocessing calls)
-        with _main_hidden():
-            return ForkServerProcess._Popen(process_obj)
-
-
-class _Context(ForkServerContext):
-    """The fork server's context, whose processes do not run the user's script again."""
-
-    Process = _Process
-
-
-@contextmanager
-def _main_hidden() -> Iterator[None]:
-    # A child would import __main__ under another name, and a script without a guard would train again there.
-    # Nothing of __main__ is needed: cloudpickle carries it.
-    script = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = script

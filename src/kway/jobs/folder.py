@@ -4,6 +4,7 @@ import errno
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from kway.checkpoints.hold import Hold
@@ -90,3 +91,12 @@ def _check_free(folder: Path, files: tuple[str, ...]) -> None:
                 "a record is never written over",
                 "name another folder with out= (--out)",
             )
+
+
+def logs_of(folder: Path) -> Path:
+    """Make the folder for the logs of a start of the run in ``folder``. Those of earlier starts stay."""
+    own = folder / "logs"
+    starts = (own if number == 1 else own / f"start-{number}" for number in count(1))
+    chosen = next(path for path in starts if not (path / "rank-0.log").exists())
+    chosen.mkdir(parents=True, exist_ok=True)
+    return chosen

@@ -59,6 +59,12 @@ def parallel(
     check_job(job)
     stall = duration("stall_timeout", stall_timeout)
     where = place(devices, strategy, exactness, shards, stall is not None, step_kind)
+    if where.in_threads:
+        raise UsageError(
+            f"kway.parallel with strategy {where.plan.strategy}",
+            "a loop of your own runs in one thread of a process",
+            "use strategy data with kway launch, or kway.train",
+        )
     if where.starts_ranks:
         raise UsageError(
             f"kway.parallel on {where.plan.devices} devices in a process that is alone",

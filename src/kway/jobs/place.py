@@ -23,7 +23,7 @@ from kway.records import Cluster, Plan
 from kway.step.kinds import DEFAULT_KIND, check_kind
 from kway.step.seeds import preserved
 from kway.step.settings import Settings, check_settings
-from kway.strategies.layout import SINGLE, check_level, fit, named_sizes, title
+from kway.strategies.layout import SINGLE, check_level, check_step_kind, fit, named_sizes, one_process, title
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.units import counted
 from kway.world import StopRequest, World
@@ -59,7 +59,12 @@ class Place:
     @property
     def starts_ranks(self) -> bool:
         """Whether running here means starting processes."""
-        return self.joined is None and self.plan.devices > 1
+        return self.joined is None and self.plan.devices > 1 and not self.in_threads
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether the ranks are threads of this process."""
+        return one_process(self.plan.layout)
 
     def run(
         self,
@@ -78,7 +83,8 @@ class Place:
         Inside ranks that are already there, the list holds this rank's result only. ``ranks`` may hold CPU
         ranks that are already started (``launch.local.Ranks``). ``stop``: set when ranks are to stop early.
         ``apart``: a process of its own also for one device. With ``stall_timeout`` a rank that the others wait for
-        and that makes no progress for so long ends the task with ``StallError``.
+        and that makes no progress for so long ends the task with ``StallError``. Ranks that are threads of this process
+        know neither ``ranks`` nor ``apart`` nor ``stall_timeout``.
         """
         emit, stop = on_event or _ignore, stop or StopRequest()
         if self.joined is not None:
@@ -96,6 +102,17 @@ class Place:
                 watching(world, stall_timeout) as status,
             ):
                 return [task(Context(world, emit, stop, status), *arguments)]
+        if self.in_threads:
+            # Imported here: few runs need it.
+            from kway.jobs import threads
+
+            return threads.run(
+                lambda world, status: Context(world, emit, stop, status),
+                task,
+                arguments,
+                self.plan.device_set,
+                self.threads,
+            )
         settings = torch_settings()
         if ranks is not None:
             watched = {} if stall_timeout is None else {"stall_timeout": stall_timeout}
@@ -198,6 +215,12 @@ def place(
     else:
         chosen = parse(devices, cluster)
     plan = choose(chosen, strategy, exactness, shards, step_kind, settings)
+    if joined is not None and one_process(plan.layout):
+        raise UsageError(
+            f"strategy {plan.strategy} inside {joined.size} ranks that are already there",
+            "its ranks are threads of one process",
+            "start one process, or use strategy data",
+        )
     if joined is not None:
         join(joined, patient=patient)
     return Place(plan, rank_threads(chosen), joined, tuple(device_warnings(chosen, cluster)))
@@ -225,6 +248,7 @@ def choose(
         layout, reason = fit(strategy, count), "named by the user"
     check_level(layout, exactness, shards)
     check_kind(step_kind, device_set)
+    check_step_kind(layout, step_kind)
     if settings is not None and not isinstance(settings, Mapping):
         raise UsageError(
             f"settings={settings!r}", "they must be values by name", 'pass {"optimizer": "fused"}, say'

@@ -2,11 +2,10 @@
 
 import copy
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,12 @@ from torch import nn
 from kway.checkpoints.reading import Checkpoint
 from kway.errors import KwayError, UsageError
 from kway.job import Job
+from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
 from kway.jobs.arguments import check_given, functions_of
-from kway.jobs.folder import claimed, is_there
+from kway.jobs.folder import claimed, is_there, logs_of
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
+from kway.jobs.listeners import Callback, Listeners
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find
@@ -40,11 +41,11 @@ from kway.training.parts import training_parts
 from kway.training.saving import FOLDER
 from kway.training.spec import PATIENCE, TrainSpec, interval, saving_interval
 from kway.training.subject import subject_of
+from kway.training.timeline import FILE as TIMELINE
+from kway.training.timeline import check_timeline, timeline_steps
 from kway.training.validation import BEST, known_figure
 from kway.units import counted, duration
 from kway.world import StopRequest
-
-Callback = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -70,32 +71,6 @@ class Run:
         record = self.record
         size = f"{counted(record.devices, 'device')}, {counted(record.steps, 'step')}"
         return f"Run({record.model}: {record.strategy} on {size}; {last_figures(record)})"
-
-
-@dataclass
-class _Listeners:
-    """Hands a run's events to ``callbacks``. ``seen``: their names; ``begun``: the saves begun since ``stop``;
-    ``told``: what was said of the run beside what its ranks say.
-    """
-
-    callbacks: tuple[Callback, ...]
-    stop: StopRequest
-    seen: set[str] = field(default_factory=set)
-    begun: list[int] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        """Warn of something, and keep it for the record."""
-        self.told.append(text)
-        self({"event": "warning", "text": text})
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        name = event["event"]
-        self.seen.add(name)
-        if name == "checkpoint" and self.stop.by:
-            self.begun.append(event["step"])
-        for callback in self.callbacks:
-            callback(name, {key: value for key, value in event.items() if key != "event"})
 
 
 def train(
@@ -125,19 +100,20 @@ def train(
     min_devices: int = 1,
     on_oom: str = "error",
     stall_timeout: str | float | timedelta | None = None,
+    timeline: bool | int | None = None,
     echo: bool = True,
     ranks: Any = None,
 ) -> Run:
     """Train ``job`` and return the run.
 
     ``devices``: ``"auto"``, a number, ``"cpu:N"``, ``"cuda:I,J"``, or a ``torch.device`` or a list of them.
-    ``strategy``: ``"auto"``, ``"single"``, ``"data"`` or with a size, ``"data=2"``. ``exactness``: ``"math"``,
-    ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``. ``step_kind``: how a step runs:
-    ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``; ``settings``: what else of it is
-    chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. Where ``step_kind`` is ``"auto"``, what was
-    measured to be fastest on this machine counts, and long runs measure first, for a twentieth of their time and a
-    minute at most: see ``kway.tune``. ``tune_seconds``: measure for so long, also at level bits and in short runs;
-    ``tune=False``: never, whatever is known. ``steps`` stops after that many
+    ``strategy``: ``"auto"``, ``"single"``, ``"data"``, ``"threads"`` or with a size, ``"data=2"``.
+    ``exactness``: ``"math"``, ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``.
+    ``step_kind``: how a step runs: ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``;
+    ``settings``: what else of it is chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. Where
+    ``step_kind`` is ``"auto"``, what was measured to be fastest on this machine counts, and long runs measure first,
+    for a twentieth of their time and a minute at most: see ``kway.tune``. ``tune_seconds``: measure for so long, also
+    at level bits and in short runs; ``tune=False``: never, whatever is known. ``steps`` stops after that many
     optimizer steps. ``out``: a folder for train.json, curves.png, weights.safetensors and logs; ``None`` keeps
     nothing on disk. ``validate_every``: epochs, or like ``"200steps"``. ``save_best``: a
     validation figure whose best weights are kept: ``"validation_loss"``, the name of a metric, or ``METRIC/KEY``
@@ -160,6 +136,9 @@ def train(
     ``stall_timeout``: like ``"90s"``, ``"5min"`` or seconds: a rank that the others wait for and that makes no
     progress for so long ends the run, with its step, phase and stack; ``None`` waits as long as torch does.
 
+    ``timeline``: a number of steps (``True``: 5) that every rank records through torch's profiler after its warm-up:
+    the record then says what their time went into, and ``out`` has one trace of all ranks, timeline.json.gz.
+
     ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
     ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``checkpoint`` (a save began),
     ``notice``, ``warning``, ``end``. ``echo``: whether what
@@ -172,6 +151,14 @@ def train(
     check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
     where = place(devices, strategy, exactness, shards, stall is not None, first_kind(step_kind), settings)
+    threads.check(
+        where,
+        on_oom,
+        stall_timeout=stall,
+        max_restarts=max_restarts,
+        tune_seconds=tune_seconds,
+        timeline=timeline,
+    )
     spec = TrainSpec(
         job=job,
         plan=where.plan,
@@ -187,13 +174,16 @@ def train(
         is_kept=out is not None,
         checkpoint_every=saving_interval("checkpoint_every", checkpoint_every),
         keep=keep,
-        tune=wish_of(tune, tune_seconds, step_kind, exactness),
+        # What runs in threads is eager, as though the user had named that.
+        tune=wish_of(tune, tune_seconds, where.plan.step_kind if where.in_threads else step_kind, exactness),
         as_begun=step_kind == AUTO,
+        timeline=timeline_steps(timeline),
     )
     check_saving(out, checkpoint_every, keep, resume)
     restarts = Restarts(max_restarts, min_devices)
     restarts.check(where.plan.devices, where.joined is not None)
     parts, held = training_parts(job)
+    check_timeline(spec, parts.order.steps(0), bool(resume))
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
     adapting = adapting_of(on_oom, job, model, where, parts.order)
@@ -203,7 +193,7 @@ def train(
         check_length(checkpoint, epochs, steps)
 
     stop = StopRequest()
-    tell = _Listeners(functions_of("callbacks", callbacks), stop)
+    tell = Listeners(functions_of("callbacks", callbacks), stop)
 
     with ExitStack() as stack:
         # First: a run that is at work there may remove what would be found.
@@ -244,7 +234,7 @@ def train(
                     f"goes on from {now.resume or 'the beginning'}",
                 ]:
                     tell.note(line)
-            logs = _made(folder / "logs") if out is not None else None
+            logs = logs_of(folder) if out is not None else None
             # On one device that is left a process of its own is started too: what killed the rank may come again.
             with _gone_if_refused(logs, tell.seen):
                 return where.run(
@@ -267,12 +257,13 @@ def train(
         else:
             # Ranks of their own have a copy of the loss as well: a callback that changes a module changes nothing.
             own = replace(spec, job=replace(sent, loss=_own(job.loss)))
-            results = where.run(
-                run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
-            )
-        record: Training
-        record, average, made = results[0]
-        record = replace(record, notices=[*where.notices, *told, *tell.told, *record.notices])
+            # Signals arrive in no other thread than this.
+            with asked_to_stop(stop) if out is not None and where.in_threads else nullcontext():
+                results = where.run(
+                    run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
+                )
+        of_ranks, average, made = results[0]
+        record: Training = replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices])
         if out is not None and where.is_main:
             _keep(record, folder)
         if started:
@@ -321,14 +312,6 @@ def _keep(record: Training, folder: Path) -> None:
             f"the record of the run cannot be written to {folder}: {error.strerror or error}",
             "the run itself has ended, and weights.safetensors was written before",
         ) from None
-
-
-def _made(folder: Path) -> Path:
-    """Make the folder for the logs of a start: the first, and those of each restart and resume, stay."""
-    starts = (folder if number == 1 else folder / f"start-{number}" for number in count(1))
-    chosen = next(path for path in starts if not (path / "rank-0.log").exists())
-    chosen.mkdir(parents=True, exist_ok=True)
-    return chosen
 
 
 @contextmanager
@@ -380,5 +363,5 @@ def _folder(stack: ExitStack, where: Place, out: Path | str | None, resume: bool
             "a record is never written over",
             "to train on, name the run with resume= (--resume-from) and another folder with out= (--out)",
         )
-    others = () if own else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", FOLDER)
+    others = () if own else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", TIMELINE, FOLDER)
     return Path(on_main(where, lambda: str(stack.enter_context(claimed(out, "train.json", others)))))

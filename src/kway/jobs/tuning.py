@@ -75,6 +75,12 @@ def tune(
             f"say={shown(say)}", "it must be a function that takes a line", "leave it out for silence"
         )
     where = place(devices, strategy, exactness, shards, step_kind=first_kind(step_kind), settings=settings)
+    if where.in_threads:
+        raise UsageError(
+            f"kway.tune with strategy {where.plan.strategy}",
+            "its ranks are threads, whose steps are eager: there is nothing to choose from",
+            "tune strategy data",
+        )
     limit = USUAL_S if seconds is None else seconds
     wish = wish_of(True, limit, step_kind, exactness, allow, refresh, "seconds")
     assert wish is not None

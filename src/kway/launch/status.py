@@ -99,6 +99,7 @@ class Status:
         self._inside = False
         self.waited_s = 0.0
         self.waiting = _Waiting(self)
+        self._notes: list[tuple[str, float, float]] | None = None
 
     @classmethod
     def open(cls, path: Path, rank: int) -> Self:
@@ -131,6 +132,10 @@ class Status:
             yield
         finally:
             self.at(before)
+
+    def note(self, notes: list[tuple[str, float, float]] | None) -> None:
+        """From now on add each collective that this rank waited in: name, begin and end in monotonic seconds."""
+        self._notes = notes
 
     def report(self) -> Report:
         """Return what the line says."""
@@ -170,6 +175,8 @@ class Status:
         now = time.monotonic()
         self._write(now)
         self.waited_s += now - entered
+        if self._notes is not None:
+            self._notes.append((COLLECTIVES[self._kind], entered, now))
 
 
 class _Waiting:

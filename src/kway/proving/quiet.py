@@ -28,6 +28,9 @@ def without_dropout(model: nn.Module) -> Iterator[list[str]]:
                 setattr(module, attribute, 0.0)
     with ExitStack() as stack:
         for function in _FUNCTIONS:
+            if getattr(nn.functional, function) is _same:
+                # Another thread of this process has done so, and undoes it after the last step of all.
+                continue
             stack.enter_context(patch.object(nn.functional, function, _same))
         try:
             yield names

@@ -1,7 +1,7 @@
 """What every kind of step shares: model, loss, precision, optimizer, schedule."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,6 +147,8 @@ class StepCore(ABC):
         # Whether computing the gradients of the first step drew random numbers.
         self.drew: bool | None = None
         self.group, self.signs = group, Signs(group, telling)
+        # What numbers are drawn from, given the keys of a step's places.
+        self.draws: Callable[[Sequence[int], torch.device], Draws] = Keyed
         self._stepped, self._other_loss = True, False
         # Whether what ``compilable`` lists is compiled in the step being taken.
         self.compiles = False
@@ -157,7 +159,7 @@ class StepCore(ABC):
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` of the run on a share. Raises what model and loss raise."""
         self.prepare(share)
-        draws = Keyed(self.keys(share, step), self.device)
+        draws = self.draws(self.keys(share, step), self.device)
         outcome = self.gradients(share, draws, tally)
         self.begin_update(draws)
         penalty = self.update()

@@ -6,7 +6,7 @@ A layout is data: an ordered mapping from axis names to sizes. A new axis is one
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from kway.comm.group import Group
 from kway.job import Job
+from kway.step.core import StepCore
 from kway.step.open_jobs import OpenJob
 from kway.step.presence import Presence
 from kway.step.share import Reducer
@@ -53,6 +54,7 @@ class Part:
     equalise: list[Callable[[], list[str]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     bucket_bytes: int | None = None
+    taking: Callable[[StepCore], AbstractContextManager[None]] = field(default=lambda core: nullcontext())
     opened: ExitStack = field(default_factory=ExitStack)
 
 
@@ -60,7 +62,9 @@ class Axis(ABC):
     """One named mesh axis.
 
     ``name`` and accepted ``aliases``; ``order`` of application (lowest first); ``splits_batch``: whether ranks
-    along it hold different samples; ``levels``: the exactness levels that it keeps.
+    along it hold different samples; ``levels``: the exactness levels that it keeps. ``one_process``: whether its ranks
+    are threads of one process; then it is the only axis. ``kinds``: the step kinds that it can run, ``None`` for
+    all, and ``why_kinds``.
     """
 
     name: ClassVar[str]
@@ -68,6 +72,9 @@ class Axis(ABC):
     order: ClassVar[int]
     splits_batch: ClassVar[bool]
     levels: ClassVar[frozenset[str]]
+    one_process: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[str] | None] = None
+    why_kinds: ClassVar[str] = ""
 
     @abstractmethod
     def sizes(self, devices: int) -> list[int]:

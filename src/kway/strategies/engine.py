@@ -40,7 +40,7 @@ from kway.step.state import load_parts, parts_of
 from kway.step.tally import Tally, mean, measure
 from kway.step.telling import EACH_STEP, Telling
 from kway.strategies.base import Part
-from kway.strategies.layout import axes, check_level, check_model
+from kway.strategies.layout import axes, check_level, check_model, check_step_kind
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
 from kway.strategies.micro_batches import why_whole
 from kway.world import World
@@ -75,6 +75,7 @@ class Engine:
     ) -> None:
         job = settings.on(job)
         check_level(layout, level, shards)
+        check_step_kind(layout, step_kind)
         check_model(job, model, layout, level, batch_size, shards, trains)
         self.job, self.layout, self.level = job, dict(layout), level
         self.settings = settings
@@ -89,7 +90,7 @@ class Engine:
         with self.memory.explains("start"):
             self.model = begin_training(cast(model, self.precision.floating).to(self.device))
         self.status = Status() if status is None else status
-        self.mesh = Mesh(layout, world.rank, world.size, self.status.waiting)
+        self.mesh = Mesh(layout, world.rank, world.size, self.status.waiting, world.groups)
         self.part = Part(
             job,
             self.model,
@@ -215,7 +216,7 @@ class Engine:
         """Take one optimizer step over the global batch, of which ``share`` is this rank's part."""
         # A loop may change modes between steps.
         check_scripted(self._scripted)
-        with self.memory.explains("step", share):
+        with self.memory.explains("step", share), self.part.taking(self._step):
             return self._runner.run(share, step, tally)
 
     def draw_alike(self, step: int) -> None:

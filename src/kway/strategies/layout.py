@@ -51,7 +51,31 @@ def named_sizes(text: str) -> list[tuple[str, int | None]]:
         if names[name] in [axis for axis, _ in pairs]:
             raise UsageError(f"strategy {text!r}", f"axis {names[name]!r} is named twice")
         pairs.append((names[name], int(count) if equals else None))
+    alone = next((axis for axis, _ in pairs if axes()[axis].one_process), None)
+    if alone is not None and len(pairs) > 1:
+        raise UsageError(
+            f"strategy {text!r}", f"{alone} is one process, and cannot be combined with other axes"
+        )
     return pairs
+
+
+def one_process(layout: Mapping[str, int]) -> bool:
+    """Whether the ranks of this layout are threads of one process."""
+    known = axes()
+    return any(known[axis].one_process and size > 1 for axis, size in layout.items())
+
+
+def check_step_kind(layout: Mapping[str, int], step_kind: str) -> None:
+    """Raise ``RefusedError`` for a step kind that an axis cannot run on several devices."""
+    known = axes()
+    for axis, size in layout.items():
+        kinds = known[axis].kinds
+        if size > 1 and kinds is not None and step_kind not in kinds:
+            raise RefusedError(
+                f"step kind {step_kind} with strategy {title(layout)}",
+                known[axis].why_kinds,
+                f"use {' or '.join(sorted(kinds))}, or strategy data",
+            )
 
 
 def fit(text: str, devices: int) -> dict[str, int]:

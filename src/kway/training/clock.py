@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from statistics import median_low
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -61,6 +61,9 @@ class StepClock:
         if self._since is not None:
             self._stops.append(stop)
 
+    def stands(self) -> None:
+        """Training is about to stand still for what ``leave_out`` will leave out."""
+
     def step(self, samples: int = 0) -> None:
         """Count one step with ``samples`` on this rank, and close the window where it is full."""
         if self._own is not None:
@@ -103,6 +106,13 @@ class StepClock:
     def work(self) -> Work | None:
         """Return what this rank does in a step; ``None`` after too few steps, and on a GPU, whose time it is not."""
         return None if self._own is None else self._own.work()
+
+    def timeline(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """Return what was recorded of single steps for the record, if that was asked for, and lines for the user."""
+        return None, []
+
+    def close(self) -> None:
+        """Leave nothing behind."""
 
     @property
     def step_s(self) -> float | None:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from kway.step.tally import Tally
 from kway.training.held import Stop
@@ -35,6 +36,19 @@ class Course:
         """
         held = 0.0 if self.since is None else stopped()
         return [self.samples, self.passed(time.perf_counter()) - held, self.taken]
+
+    def row(self, epoch: int, loss: float, figures: dict[str, float], rate: float) -> dict[str, Any]:
+        """Return what a record says of epoch number ``epoch``, from 0, which is over. ``figures``: beside ``loss``."""
+        return {
+            "epoch": epoch + 1,
+            "steps": self.taken,
+            "samples": self.samples,
+            "train_loss": loss,
+            **figures,
+            "seconds": self.seconds,
+            "samples_per_s": self.samples / self.seconds if self.seconds else 0.0,
+            "lr": float(rate),
+        }
 
     def pause(self, now: float) -> None:
         """Count no more until ``since`` is set."""

@@ -22,13 +22,13 @@ from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
 from kway.training.best import bring_best
-from kway.training.clock import StepClock
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
 from kway.training.facts import check_options, check_within, other_masks, resumed_notices
 from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
+from kway.training.recording import clock_of
 from kway.training.requests import STOP, Requests, who_asked
 from kway.training.saving import Position, Saver
 from kway.training.set_up import set_up_notices
@@ -38,7 +38,7 @@ from kway.training.subject import optimizer_facts
 from kway.training.surroundings import gpu_name, machine, peak_memory, versions
 from kway.training.validation import BEST, Validation
 from kway.training.watch import LossWatch
-from kway.training.weights import fingerprint, save_weights, unique_names
+from kway.training.weights import fingerprint, save_last, unique_names
 from kway.world import StopRequest, World
 
 Emit = Callable[[dict[str, Any]], None]
@@ -88,13 +88,13 @@ class Loop:
             telling=Telling(told_every, self._looks_after),
             settings=Settings.of(plan.settings),
         )
-        self.engine.memory.adapts = self.world.origin != "env"
+        self.engine.memory.adapts = self.world.origin not in ("env", "threads")
         # As it begins: a schedule changes the rate later.
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
         self.loader = self.engine.loader(train)
         self.validation = None if held is None else self._open(self.engine.loader(held))
         self.agenda = Agenda(spec, self.loader.steps)
-        self.clock = StepClock(self.engine.device, self.status)
+        self.clock = clock_of(spec, self.world, self.engine.mesh.world, self.engine.device, self.status)
         self.watch = LossWatch(self.engine.device, compare=self.engine.compare)
         self.steps = self.epoch = 0
         self.course: Course | None = None
@@ -135,6 +135,7 @@ class Loop:
             self.saver.close()
             raise
         finally:
+            self.clock.close()
             self.engine.close()
             self.loader.close()
             if self.validation is not None:
@@ -147,10 +148,7 @@ class Loop:
     def _keep_weights(self, folder: Path) -> None:
         """Write the last weights. Raises ``KwayError`` that says what is there where they cannot be written."""
         try:
-            made = self.spec.made | self.engine.made
-            save_weights(self.state, folder / "weights.safetensors", made)
-            if self.average is not None:
-                save_weights(self.average, folder / "ema.safetensors", made)
+            save_last(folder, self.state, self.average, self.spec.made | self.engine.made)
         except OSError as error:
             raise self.saver.no_weights(self.steps, error) from None
 
@@ -228,6 +226,7 @@ class Loop:
             course.since = self.clock.synchronise()
         if self.due.saves or asked:
             # The device is not waited for: what a save asks of the host goes on beside the last steps.
+            self.clock.stands()
             stop = self._save(Position(self.steps, epoch, course.step))
             self.clock.leave_out(stop)
             course.stops.append(stop)
@@ -330,21 +329,10 @@ class Loop:
 
     def _row(self, epoch: int, course: Course, loss: float) -> dict[str, Any]:
         metrics = course.tally.result(self.engine.part.batch_group)
-        seconds = course.seconds
-        rate = self.engine.optimizer.param_groups[0]["lr"]
         validation = self.validation
         held_out = validation.figures if validation is not None and validation.at == self.steps else {}
-        return {
-            "epoch": epoch + 1,
-            "steps": course.taken,
-            "samples": course.samples,
-            "train_loss": loss,
-            **{f"train_{name}": mean(pair) for name, pair in metrics.items()},
-            **held_out,
-            "seconds": seconds,
-            "samples_per_s": course.samples / seconds if seconds else 0.0,
-            "lr": float(rate),
-        }
+        figures = {**{f"train_{name}": mean(pair) for name, pair in metrics.items()}, **held_out}
+        return course.row(epoch, loss, figures, self.engine.optimizer.param_groups[0]["lr"])
 
     def _notice_buffers(self, names: list[str]) -> None:
         if names:
@@ -356,12 +344,12 @@ class Loop:
                 self.notices.append(text)
 
     def _record(self, begun: float) -> Training:
-        job, plan = self.spec.job, self.spec.plan
-        validation = self.validation
+        job, plan, validation = self.spec.job, self.spec.plan, self.validation
         notices = [*self._set_up(), *self.engine.doubts, *self.notices]
         names = unique_names(self.model)
         works = self.engine.mesh.world.objects(self.clock.work())
-        notices += slow_ranks(works)
+        timeline, said = self.clock.timeline()
+        notices += [*slow_ranks(works), *said]
         gpus = self.engine.mesh.world.objects(gpu_name(self.engine.device))
         return Training(
             model=job.title,
@@ -395,6 +383,8 @@ class Loop:
             machine=machine(gpus, threads=self.world.threads),
             settings=plan.settings,
             tuned=self.spec.tuned,
+            processes=self.world.processes,
+            timeline=timeline,
             started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),
             wall_s=time.perf_counter() - begun,
         )

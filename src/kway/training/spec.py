@@ -74,6 +74,7 @@ class TrainSpec:
     ``facts``: what the job is, for checkpoints (see ``kway.training.facts``); ``subject``: for the record.
     ``tune``: how step kind and settings are to be chosen before the run begins, ``None`` for as the plan has them;
     ``as_begun``: whether a run that goes on takes them from its checkpoint; ``tuned``: what a record says of it.
+    ``timeline``: how many steps are recorded through the profiler, ``None`` for none.
     """
 
     job: Job
@@ -98,6 +99,7 @@ class TrainSpec:
     tune: Wish | None = None
     as_begun: bool = False
     tuned: dict[str, Any] | None = None
+    timeline: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse counts that cannot work."""

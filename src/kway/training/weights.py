@@ -43,3 +43,15 @@ def save_weights(state: dict[str, torch.Tensor], path: Path, made: Mapping[str, 
     ``made``: what the model made of it when it first ran, so that a copy that has not run can take it.
     """
     write_atomically(path, to_bytes(state, made))
+
+
+def save_last(
+    folder: Path,
+    state: dict[str, torch.Tensor],
+    average: dict[str, torch.Tensor] | None,
+    made: Mapping[str, str],
+) -> None:
+    """Write the last weights of a run into its ``folder``, and their moving average where there is one."""
+    save_weights(state, folder / "weights.safetensors", made)
+    if average is not None:
+        save_weights(average, folder / "ema.safetensors", made)

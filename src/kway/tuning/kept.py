@@ -1,9 +1,7 @@
 """Choices that were made before, by what they depend on: the second run starts tuned."""
 
 import hashlib
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import CellType, CodeType, FunctionType
@@ -15,10 +13,10 @@ from torch import nn
 from kway.data.arrays import InMemory
 from kway.data.parts import Parts
 from kway.devices import cpu
-from kway.devices.torch_facts import cache_folder
+from kway.devices.remembered import digest, read, write
 from kway.errors import UsageError
 from kway.job import Job
-from kway.records import Plan, write_atomically
+from kway.records import Plan
 from kway.training.subject import data_text
 from kway.training.surroundings import gpu_name, versions
 from kway.tuning.knobs import Choice, Subject, check_choice
@@ -130,9 +128,8 @@ def _shapes(value: Any) -> Any:
     return f"{list(value.shape)} {value.dtype}" if hasattr(value, "shape") else type(value).__name__
 
 
-def _file(known: dict[str, Any]) -> Path:
-    name = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:24]
-    return cache_folder() / "tuned" / f"{name}.json"
+def _place(known: dict[str, Any]) -> Path:
+    return Path("tuned") / f"{digest(known)}.json"
 
 
 def recall(known: dict[str, Any], seconds: float | None) -> tuple[Choice, str] | None:
@@ -141,26 +138,16 @@ def recall(known: dict[str, Any], seconds: float | None) -> tuple[Choice, str] |
     ``seconds``: those that the user has given; a choice of which parts were left out for want of time counts only if it
     had as many.
     """
+    held = read(_place(known), known)
+    if held is None:
+        return None
     try:
-        held = json.loads(_file(known).read_text())
-        # Another choice by a file of the same name is none.
         enough = seconds is None or float(held["seconds"]) >= seconds
-        if held["facts"] != json.loads(json.dumps(known)) or not enough:
-            return None
-        return check_choice(held["choice"]), str(held["made"])
-    except (OSError, ValueError, KeyError, TypeError, UsageError):
+        return (check_choice(held["choice"]), str(held["made"])) if enough else None
+    except (ValueError, KeyError, TypeError, UsageError):
         return None
 
 
 def keep(known: dict[str, Any], choice: Choice, made: str, seconds: float) -> None:
-    """Keep a choice that was made in ``seconds``; infinite where no more of them would have changed it.
-
-    A folder that cannot be written costs the next run its measurements, and nothing else.
-    """
-    with suppress(OSError):
-        file = _file(known)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(
-            {"made": made, "seconds": seconds, "choice": dict(choice), "facts": known}, indent=2
-        )
-        write_atomically(file, (text + "\n").encode())
+    """Keep a choice that was made in ``seconds``; infinite where no more of them would have changed it."""
+    write(_place(known), known, made=made, seconds=seconds, choice=dict(choice))

@@ -1,0 +1,45 @@
+"""Ranks that several experiments use: started when first needed, kept for the next one, gone at the end."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from kway.jobs.place import Place, choose, rank_threads
+from kway.launch.local import Ranks
+
+PRELOAD = ("torch", "kway.measuring.collective_ranks")
+
+
+class KeptRanks:
+    """Calls ``task(context, *arguments)`` on one rank for each of a device set, and returns the results by rank.
+
+    Each rank has the threads that a run gives it. ``cpu_ranks``: CPU ranks that are already there.
+    """
+
+    def __init__(self, cpu_ranks: Any = None) -> None:
+        self._given = cpu_ranks
+        self._started: dict[tuple[str, ...], Ranks] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for ranks in self._started.values():
+            ranks.close(kill=kind is not None)
+
+    def __call__(self, device_set: Sequence[str], task: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """See the class. Raises what ``launch.local.Ranks.run`` raises; after that other ones are started."""
+        chosen = list(device_set)
+        where = Place(choose(chosen, "auto", "math"), rank_threads(chosen), None)
+        return where.run(task, *arguments, ranks=self._of(chosen, where.threads), apart=True)
+
+    def _of(self, chosen: list[str], threads: int) -> Any:
+        if self._given is not None and set(chosen) == {"cpu"}:
+            return self._given
+        found = self._started.get(tuple(chosen))
+        if found is None or not found.alive:
+            found = Ranks(chosen, threads=threads, echo=False, preload=PRELOAD)
+            self._started[tuple(chosen)] = found
+        return found

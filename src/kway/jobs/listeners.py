@@ -1,0 +1,36 @@
+"""Who hears of what happens in a run, in the process that called for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kway.world import StopRequest
+
+Callback = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass
+class Listeners:
+    """Hands a run's events to ``callbacks``. ``seen``: their names; ``begun``: the saves begun since ``stop``;
+    ``told``: what was said of the run beside what its ranks say.
+    """
+
+    callbacks: tuple[Callback, ...]
+    stop: StopRequest
+    seen: set[str] = field(default_factory=set)
+    begun: list[int] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Warn of something, and keep it for the record."""
+        self.told.append(text)
+        self({"event": "warning", "text": text})
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Hand an event to all."""
+        name = event["event"]
+        self.seen.add(name)
+        if name == "checkpoint" and self.stop.by:
+            self.begun.append(event["step"])
+        for callback in self.callbacks:
+            callback(name, {key: value for key, value in event.items() if key != "event"})

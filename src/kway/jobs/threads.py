@@ -1,0 +1,139 @@
+"""A task on ranks that are threads of this process: what each gets, and what is refused for want of processes."""
+
+import copy
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.comm.threads import ThreadGroup
+from kway.data.arrays import InMemory
+from kway.errors import RefusedError, UsageError
+from kway.launch import threads
+from kway.launch.shared_process import SharedProcess
+from kway.launch.status import Status
+from kway.step.process_wide import drawing, held
+from kway.step.seeds import preserved_everywhere
+from kway.world import World
+
+_ENDS = "its ranks are threads of this process, none of which can be ended by itself"
+_LACKS = {
+    "on_oom": _ENDS,
+    "stall_timeout": _ENDS,
+    "max_restarts": _ENDS,
+    "tune_seconds": "its steps are eager: there is nothing to choose from",
+    "timeline": "torch has one profiler for a process, which cannot begin once for each of its threads",
+}
+_PLAIN = (str, bytes, int, float, bool, type(None), type, torch.device, torch.dtype)
+
+
+def run(make: Any, task: Any, arguments: tuple[Any, ...], device_set: list[str], count: int) -> list[Any]:
+    """Call ``task(context, *arguments)`` in a thread for each device; return the results by rank.
+
+    ``make(world, status)`` gives the context, ``count`` is of CPU threads a rank. Rank 0 gets the arguments
+    themselves, each other rank a copy, in which only what data lies in is shared. Random numbers and flags of torch
+    are the caller's own afterwards. Raises what a rank raises, and ``RefusedError`` for what cannot be copied.
+    """
+    size = len(device_set)
+    own = [arguments, *(_copied(arguments) for _ in range(size - 1))]
+    put_back, before = held(), torch.get_num_threads()
+    process = SharedProcess(size, held, drawing)
+
+    def replica(rank: int) -> Any:
+        world = World(
+            rank,
+            size,
+            rank,
+            size,
+            device_set[rank],
+            "threads",
+            count,
+            "threads",
+            partial(ThreadGroup, process),
+        )
+        torch.set_num_threads(count)
+        if device_set[rank] != "cpu":
+            torch.cuda.set_device(torch.device(device_set[rank]))
+        status = Status(rank=rank)
+        status.at("start")
+        return task(make(world, status), *own[rank])
+
+    with preserved_everywhere():
+        try:
+            return threads.run(replica, process)
+        finally:
+            put_back()
+            # The number for threads to come is the process's own.
+            torch.set_num_threads(before)
+
+
+def check(where: Any, on_oom: str, **asked: Any) -> None:
+    """Raise ``UsageError`` where the ranks of ``where`` are threads and an option of a run needs processes.
+
+    ``asked``: options by name, each with a reason in ``_LACKS``.
+    """
+    if on_oom == "adapt":
+        asked["on_oom"] = on_oom
+    for what, value in asked.items() if where.in_threads else ():
+        if value:
+            raise UsageError(
+                f"{what}={value!r} with strategy threads",
+                _LACKS[what],
+                "use strategy data, which has a process a device",
+            )
+
+
+def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    memo: dict[int, Any] = {}
+    for value in _reached(arguments):
+        if isinstance(value, torch.Generator):
+            memo[id(value)] = _generator(value)
+        elif not isinstance(value, nn.Module):
+            memo[id(value)] = value
+    try:
+        return copy.deepcopy(arguments, memo)
+    except Exception as error:
+        raise RefusedError(
+            f"strategy threads with what cannot be copied: {type(error).__name__}: {error}",
+            "every replica has a model, a loss and an order of samples of its own",
+            "use strategy data, or leave out of model and loss what copy.deepcopy cannot copy",
+        ) from error
+
+
+def _generator(own: torch.Generator) -> torch.Generator:
+    made = torch.Generator(own.device)
+    made.set_state(own.get_state())
+    return made
+
+
+def _reached(arguments: tuple[Any, ...]) -> Iterable[Any]:
+    """Yield what replicas share, or what has a way of its own to be copied: data sets, arrays and generators.
+
+    Models are not looked into: theirs are tensors of their own.
+    """
+    waiting, seen = list(arguments), {id(arguments)}
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, (*_PLAIN, nn.Module)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Generator) or _is_data(value):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        else:
+            waiting += getattr(value, "__dict__", {}).values()
+
+
+def _is_data(value: Any) -> bool:
+    """Whether ``value`` is read by index and never written: arrays, and data sets that have a length."""
+    if isinstance(value, torch.Tensor):
+        return not value.requires_grad
+    if isinstance(value, InMemory) or hasattr(value, "__array__"):
+        return True
+    reads = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    return reads and not isinstance(value, Mapping | list | tuple)

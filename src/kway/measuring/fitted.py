@@ -1,0 +1,31 @@
+"""Latency and bandwidth, as figures: those of the straight line through times by size."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kway.measuring.figure import Figure, Maker
+from kway.measuring.fit import line
+
+NOTE = "fitted to all sizes: seconds = latency + bytes / bandwidth"
+
+
+def fitted(
+    make: Maker,
+    names: tuple[str, str],
+    parameters: dict[str, Any],
+    points: Sequence[tuple[float, float]],
+    limit: float | None = None,
+) -> list[Figure]:
+    """Return both figures, by ``names``, with the errors of the fit; none where the times say nothing of a bandwidth.
+
+    ``points``: (bytes, seconds). ``limit``: of the bandwidth.
+    """
+    fit = line([size for size, _ in points], [seconds for _, seconds in points])
+    if fit is None or fit.per_unit_s <= 0:
+        return []
+    latency = max(fit.latency_s, 0.0)
+    sure = fit.latency_error_s / latency if latency else None
+    return [
+        make.computed(names[0], parameters, "s", latency, sure, notes=(NOTE,)),
+        make.computed(names[1], parameters, "B/s", fit.bandwidth, fit.bandwidth_spread, limit, (NOTE,)),
+    ]

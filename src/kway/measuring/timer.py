@@ -1,0 +1,257 @@
+"""How a set of candidates is timed: the policy. What works, and how one waits for it, is ``work.py``.
+
+Each candidate is calibrated (how many repeats make a sample long enough), which warms it up as well. Then rounds: every
+candidate once a round, each round beginning with the next one, so that a drift of the machine meets all alike. A
+reference workload is timed before, between and after the rounds; where it drifts, all rounds are done again.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+
+from kway.errors import line_of
+
+# Does the work n times and returns the seconds that took, the work's end awaited.
+Work = Callable[[int], float]
+Clock = Callable[[], float]
+
+# A sample is so long that clock and launch may be this part of it: no figure is known better.
+OVERHEAD = 0.01
+# The reference may differ by this part between the thirds of the rounds.
+DRIFT = 0.05
+# From such a spread of the typical candidate on, or such a drift in every try, a machine counts as too noisy.
+NOISY = 0.15
+MOST_REPEATS = 1 << 24
+_THIRDS = 3
+# A repeat longer than this part of a sample is one of work; what a shorter one costs may be its launch.
+_OF_WORK = 0.1
+
+
+@dataclass(frozen=True)
+class Policy:
+    """``seconds``: the budget of a whole set; ``sample_s``: least length of a sample; ``rounds``: samples by candidate,
+    ``least_rounds`` where the budget has no more; ``tries``: how often the rounds are done where the reference drifts.
+    """
+
+    seconds: float = 10.0
+    sample_s: float = 2e-3
+    rounds: int = 9
+    least_rounds: int = 3
+    tries: int = 3
+
+
+def shrunk(policy: Policy, left: float, planned: float) -> Policy:
+    """Return the policy of a set where ``planned`` seconds, its own among them, have to fit into ``left`` ones.
+
+    Its budget shrinks with what all of them lack, to a quarter at most: less would measure nothing.
+    """
+    part = min(1.0, left / planned) if planned > 0 else 1.0
+    return replace(policy, seconds=max(part, 0.25) * policy.seconds)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """``run``: see ``Work``. What it needs is best made when it is first called: it may be left out.
+
+    ``family`` and ``work``: candidates of one family take time in proportion to their work, about; so one that would
+    not fit into the budget is known before it is begun. Without a family each is tried.
+    """
+
+    name: str
+    run: Work
+    family: str = ""
+    work: float = 0.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """``raw``: seconds of one repeat by sample, of which each had ``repeats``."""
+
+    name: str
+    repeats: int
+    raw: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The median over samples."""
+        return median(self.raw)
+
+    @property
+    def spread(self) -> float:
+        """See ``spread``."""
+        return spread(self.raw)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What timing a set gave: ``timings`` by candidate, and ``left`` ones with the reason.
+
+    ``drift`` of the reference in the try that counts, the calmest of ``tries``; ``noisy``: in which way the machine was
+    too noisy, or ``""``; ``seconds``: what it all took.
+    """
+
+    timings: dict[str, Timing]
+    left: dict[str, str] = field(default_factory=dict)
+    drift: float = 0.0
+    tries: int = 1
+    seconds: float = 0.0
+
+    @property
+    def noisy(self) -> str:
+        """Say why the figures of this set are not to be trusted as far as others; ``""`` where they are."""
+        if self.drift > DRIFT:
+            times = (
+                f"in each of {self.tries} tries" if self.tries > 1 else "and there was no time to try again"
+            )
+            return f"a reference workload drifted by {self.drift:.0%} between rounds {times}"
+        spreads = [timing.spread for timing in self.timings.values()]
+        if spreads and median(spreads) > NOISY:
+            return f"samples of the typical candidate spread over {median(spreads):.0%} of their median"
+        return ""
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """Return the value below which ``part`` of the values lie, between two of them in proportion."""
+    ordered = sorted(values)
+    place = part * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return (90th - 10th percentile) / median: how far single samples lie apart.
+
+    Not the standard deviation, which one interrupted sample decides, nor (largest - smallest), which only grows with
+    the number of samples. 0 for a single value.
+    """
+    return (quantile(values, 0.9) - quantile(values, 0.1)) / median(values)
+
+
+def drift(reference: Sequence[float]) -> float:
+    """Return (largest - smallest) / median over the medians of the thirds of a reference's samples, in their order.
+
+    What changes slowly (clock rate, another tenant) shows as a difference between thirds; single outliers vanish in
+    their medians. 0 for fewer than three samples.
+    """
+    if len(reference) < _THIRDS:
+        return 0.0
+    edges = [index * len(reference) // _THIRDS for index in range(_THIRDS + 1)]
+    medians = [median(reference[start:stop]) for start, stop in pairwise(edges)]
+    return (max(medians) - min(medians)) / median(medians)
+
+
+def calibrate(run: Work, sample_s: float) -> tuple[int, float]:
+    """Return how many repeats make a sample of at least ``sample_s``, and how long such a sample took.
+
+    The first call, which pays for memory, code and caches, does not count.
+    """
+    run(1)
+    repeats = 1
+    while True:
+        took = run(repeats)
+        if took >= sample_s or repeats >= MOST_REPEATS:
+            return repeats, took
+        # A quarter more than enough, so that it is enough the next time; a clock that saw nothing says little.
+        wanted = math.ceil(repeats * 1.25 * sample_s / took) if took > 0 else repeats * 1000
+        repeats = min(max(wanted, repeats + 1), repeats * 1000, MOST_REPEATS)
+
+
+class Timer:
+    """Times sets of candidates under one policy. ``clock``: seconds, of which only differences count.
+
+    All it decides follows from what clock and work return. Where these are agreed on by ranks (rank 0's clock, the time
+    of the slowest), a timer on each rank keeps them in step without a word more.
+    """
+
+    def __init__(self, policy: Policy, clock: Clock = time.perf_counter) -> None:
+        self._policy, self._clock = policy, clock
+
+    def time(self, candidates: Sequence[Candidate], reference: Work) -> Reading:
+        """Time the candidates, the cheapest of a family first. What raises, or has no room in the budget, is left.
+
+        Raises what ``reference`` raises, and ``ValueError`` for two candidates of one name.
+        """
+        if len({candidate.name for candidate in candidates}) != len(candidates):
+            raise ValueError("two candidates of one name")
+        begun = self._clock()
+        ends = begun + self._policy.seconds
+        repeats, cost, left = self._calibrated(candidates, reference, ends)
+        kept = [candidate for candidate in candidates if candidate.name in repeats]
+        best: tuple[float, dict[str, list[float]]] | None = None
+        tries = 0
+        while kept and tries < self._policy.tries:
+            before = self._clock()
+            tries += 1
+            # Half of what is left, so that another try has room; the last one may take the rest.
+            part = 1 if tries == self._policy.tries else 2
+            raw, moved = self._rounds(kept, repeats, (reference, cost), before + (ends - before) / part)
+            if best is None or moved < best[0]:
+                best = moved, raw
+            if moved <= DRIFT or self._clock() + (self._clock() - before) > ends:
+                break
+        moved, raw = best or (0.0, {})
+        timings = {name: Timing(name, repeats[name], tuple(values)) for name, values in raw.items()}
+        return Reading(timings, left, moved, max(tries, 1), self._clock() - begun)
+
+    def _calibrated(
+        self, candidates: Sequence[Candidate], reference: Work, ends: float
+    ) -> tuple[dict[str, int], tuple[int, float], dict[str, str]]:
+        """Return the repeats by name, those of the reference with its time, and what is left out."""
+        held = calibrate(reference, self._policy.sample_s)
+        repeats: dict[str, int] = {}
+        left: dict[str, str] = {}
+        pace: dict[str, float] = {}
+        round_s = held[1]
+        least = self._policy.least_rounds
+        for candidate in candidates:
+            room = ends - self._clock() - least * round_s
+            # Beside its least rounds, a candidate is called twice to be calibrated.
+            expected = (least + 2) * pace.get(candidate.family, 0.0) * candidate.work
+            if room <= 0 or expected > room:
+                left[candidate.name] = f"no room in {self._policy.seconds:.3g} s"
+                continue
+            started = self._clock()
+            try:
+                repeats[candidate.name], took = calibrate(candidate.run, self._policy.sample_s)
+            except Exception as error:
+                # Too large for the device, or not implemented there: the others are still worth their figures.
+                left[candidate.name] = line_of(error)
+                continue
+            # Of two calls at least. Work whose clock stands still at times costs more than it says.
+            took = max(took, (self._clock() - started) / 2)
+            once = took / repeats[candidate.name]
+            if candidate.family and candidate.work and once > _OF_WORK * self._policy.sample_s:
+                pace[candidate.family] = once / candidate.work
+            if ends - self._clock() < least * (round_s + took):
+                del repeats[candidate.name]
+                left[candidate.name] = f"no room in {self._policy.seconds:.3g} s"
+                continue
+            round_s += took
+        return repeats, held, left
+
+    def _rounds(
+        self,
+        kept: Sequence[Candidate],
+        repeats: Mapping[str, int],
+        reference: tuple[Work, tuple[int, float]],
+        ends: float,
+    ) -> tuple[dict[str, list[float]], float]:
+        """Do one try; return seconds of one repeat by name and round, and the drift of the reference."""
+        work, (count, _) = reference
+        raw: dict[str, list[float]] = {candidate.name: [] for candidate in kept}
+        held = [work(count)]
+        for number in range(self._policy.rounds):
+            begun = self._clock()
+            for place in range(len(kept)):
+                candidate = kept[(place + number) % len(kept)]
+                taken = repeats[candidate.name]
+                raw[candidate.name].append(candidate.run(taken) / taken)
+            held.append(work(count))
+            took = self._clock() - begun
+            if number + 1 >= self._policy.least_rounds and self._clock() + took > ends:
+                break
+        return raw, drift(held)

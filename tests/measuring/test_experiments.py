@@ -1,0 +1,184 @@
+"""Every experiment in small on what is here, and what is computed from figures that are made up."""
+
+import pytest
+import torch
+
+from kway.errors import UsageError
+from kway.measuring import in_place
+from kway.measuring.bench import Bench, Row
+from kway.measuring.experiment import chosen, experiments
+from kway.measuring.experiments import copies, offload
+from kway.measuring.limits import Limits
+from kway.measuring.names import names
+from kway.measuring.timer import Policy
+from kway.measuring.work import each_waited, launched, lazily, waited
+
+SMALL = Policy(seconds=20, sample_s=1e-4, rounds=3)
+SIZES = {
+    "compute": {"products_cpu": (4, 8), "elements_cpu": (64, 128), "bytes_cpu": 4096, "in_place": (4, 8)},
+    "copies": {"bytes_cpu": (64, 128), "beyond_caches": 1 << 28},
+}
+
+
+def bench(name, devices=("cpu",), **more):
+    return Bench(name, devices, SIZES.get(name, {}), SMALL, **more)
+
+
+def test_they_are_found_by_their_files():
+    assert list(experiments()) == [each.name for each in chosen(None)]
+    assert sorted(experiments()) == names()
+    assert [each.name for each in chosen("copies, compute")] == ["compute", "copies"]
+    assert [each.name for each in chosen(["copies"])] == ["copies"]
+    with pytest.raises(UsageError, match="did you mean 'compute'"):
+        chosen("comput")
+    with pytest.raises(UsageError, match="no experiment"):
+        chosen([])
+
+
+def test_what_needs_a_gpu_says_so():
+    assert "cuda" in experiments()["offload"].lacks(("cpu",))
+    assert not experiments()["offload"].lacks(("cpu", "cuda:0"))
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_all_candidates_of_a_cpu_are_measured(name):
+    given = bench(name)
+    figures = experiments()[name].run(given)
+    assert figures
+    assert not any(reading.left for reading in given.readings)
+    assert all(figure.value > 0 and len(figure.raw) == 3 for figure in figures)
+    assert len({(figure.name, str(figure.parameters)) for figure in figures}) == len(figures)
+
+
+def test_compute_knows_every_dtype_and_size():
+    figures = experiments()["compute"].run(bench("compute"))
+    products = [figure for figure in figures if figure.name == "matrix product"]
+    assert {(each.parameters["dtype"], each.parameters["n"]) for each in products} == {
+        (dtype, n) for dtype in ("fp64", "fp32", "bf16") for n in (4, 8)
+    }
+    for each in products:
+        assert 1e3 < each.value < 1e13
+
+
+def test_a_product_is_timed_by_what_it_computes():
+    given = bench("compute")
+    row = Row("x", {}, lambda count: count * 0.5, "FLOP/s", lambda seconds: 8 / seconds)
+    (figure,) = given.measure([row], "cpu", 1.0)
+    assert figure.value == 16
+
+
+def test_work_waits_as_its_clock_says():
+    class Device:
+        """Launching takes 1, and the work itself 10 more, which a wait waits for."""
+
+        now, busy_until = 0, 0
+
+        def call(self):
+            self.now += 1
+            self.busy_until = max(self.now, self.busy_until) + 10
+
+        def wait(self):
+            self.now = max(self.now, self.busy_until)
+
+        def clock(self):
+            return self.now
+
+    device = Device()
+    assert waited(device.call, device.wait, device.clock)(5) == 51
+    assert each_waited(device.call, device.wait, device.clock)(5) == 55
+    assert launched(device.call, device.wait, device.clock, queue=2)(5) == 5
+
+
+def test_what_is_lazy_is_made_once():
+    made = []
+    work = lazily(lambda: made.append(1) or float)
+    assert not made
+    assert [work(2), work(3)] == [2.0, 3.0]
+    assert made == [1]
+
+
+def made_up(name, device, times, **more):
+    make = bench("compute").maker()
+    return [
+        make.timed(name, {"device": device, "n": n, **more}, "s", [seconds]) for n, seconds in times.items()
+    ]
+
+
+def test_where_cpu_and_gpu_cross_and_why_one_clock_is_wrong():
+    given = bench("compute", ("cpu", "cuda:0"))
+    cpu = made_up(in_place.NAME, "cpu", {10: 1e-4, 100: 1e-2, 1000: 1.0}, clock=in_place.DONE)
+    done = made_up(in_place.NAME, "cuda:0", {10: 1e-3, 100: 1e-3, 1000: 1e-1}, clock=in_place.DONE)
+    queued = made_up(in_place.NAME, "cuda:0", dict.fromkeys((10, 100, 1000), 1e-3), clock=in_place.QUEUED)
+    marks = in_place.compared(given, cpu + done + queued)
+    assert [mark.parameters["clock"] for mark in marks] == [in_place.DONE, in_place.QUEUED]
+    assert marks[0].value == pytest.approx(10**1.5)
+    assert marks[0].parameters["marks"] == in_place.NAME
+    assert "100 times less" in given.notes[0]
+    assert "1.0 us a launch" in given.notes[0]
+
+
+def test_a_gpu_that_never_pays_is_said_to():
+    given = bench("offload", ("cpu", "cuda:0"))
+    figures = made_up(offload.TOTAL, "cpu", {8: 1e-6, 16: 1e-5}) + made_up(
+        offload.TOTAL, "cuda:0", {8: 1e-3, 16: 1e-3}
+    )
+    assert offload.compared(given, "cuda:0", figures) == []
+    assert "no less time than the CPU" in given.notes[0]
+
+
+def test_where_an_offload_pays():
+    given = bench("offload", ("cpu", "cuda:0"))
+    figures = made_up(offload.TOTAL, "cpu", {8: 1e-4, 16: 1e-2}) + made_up(
+        offload.TOTAL, "cuda:0", {8: 1e-3, 16: 1e-3}
+    )
+    figures += made_up(offload.PARTS, "cuda:0", {16: 2e-4}, part=offload.COPY_IN)
+    (mark,) = offload.compared(given, "cuda:0", figures)
+    assert mark.value == pytest.approx(8 * 2**0.5)
+    assert "copy in 200.0 us" in given.notes[0]
+
+
+def test_every_way_between_devices_is_copied():
+    assert copies.ways(["cpu"]) == [("cpu", "cpu", "pageable")]
+    found = copies.ways(["cpu", "cuda:0", "cuda:1"])
+    assert ("cuda:1", "cuda:0", "") in found
+    assert ("cuda:1", "cpu", "pinned, non-blocking") in found
+    assert len(found) == len(set(found)) == 1 + 2 * 7 + 2
+
+
+def test_latency_and_bandwidth_of_a_way_stand_beside_its_limit():
+    given = bench("copies", ("cpu", "cuda:0"), limits=Limits(host={"cuda:0": 4e9}))
+    make = given.maker()
+    figures = [
+        make.timed("copy", {"bytes": size}, "B/s", [1e-5 + size / 2e9], lambda s, size=size: size / s)
+        for size in (1 << 10, 1 << 16, 1 << 22)
+    ]
+    given.time([], "cpu", 0.1)
+    latency, bandwidth = copies.line_of(given, "cpu", "cuda:0", "pinned", figures)
+    assert latency.value == pytest.approx(1e-5)
+    assert bandwidth.value == pytest.approx(2e9)
+    assert bandwidth.share == pytest.approx(0.5)
+
+
+def test_tf32_is_allowed_for_its_products_alone():
+    from kway.measuring.products import with_tf32
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    seen = []
+    for allowed in (True, False):
+        with_tf32(allowed, lambda count: seen.append(torch.backends.cuda.matmul.allow_tf32) or 0.0)(1)
+    assert seen == [True, False]
+    assert torch.backends.cuda.matmul.allow_tf32 is before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["compute", "copies", "offload"])
+def test_all_candidates_of_a_gpu_are_measured(name):
+    sizes = {
+        "products_gpu": (64, 128), "elements_gpu": (1 << 12, 1 << 16), "bytes_gpu": 1 << 20, "n": (32, 64),
+        "bytes": (1 << 12, 1 << 16, 1 << 20),
+    }  # fmt: skip
+    devices = ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count())))
+    given = Bench(name, devices, SIZES.get(name, {}) | sizes, SMALL)
+    figures = experiments()[name].run(given)
+    assert not any(reading.left for reading in given.readings)
+    assert {"cuda:0"} <= {str(value) for figure in figures for value in figure.parameters.values()}
