@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 Tensor = torch.Tensor
-# Counts of values that are kept. A share of another size each time would fill memory with them.
-MOST_COUNTS = 256
+# Numbers that are kept. A share of another size each time would fill memory with them.
+MOST_NUMBERS = 256
 
 
 class Arithmetic:
@@ -17,23 +17,23 @@ class Arithmetic:
 
     def __init__(self) -> None:
         self.packed, self.pooled, self.given, self.moved, self.handed = packed, pooled, given, moved, handed
-        self._counts: dict[tuple[int, torch.device], Tensor] = {}
+        self._numbers: dict[tuple[float, torch.device], Tensor] = {}
 
     def names(self) -> list[str]:
         """List the attributes that are functions."""
         return [name for name in vars(self) if not name.startswith("_")]
 
-    def count(self, values: int, device: torch.device) -> Tensor:
+    def number(self, value: float, device: torch.device) -> Tensor:
         """Return a number as a tensor of shape (1,) on ``device``, as a rule the same one each time."""
         # As a constant it would be part of compiled code, of which each number would need its own.
-        held = (values, device)
-        if held in self._counts:
-            return self._counts[held]
+        held = (value, device)
+        if held in self._numbers:
+            return self._numbers[held]
         # The first time is no part of what makes two steps alike.
         with _disable_current_modes():
-            made = torch.full((1,), values, dtype=torch.float64, device=device)
-        if len(self._counts) < MOST_COUNTS:
-            self._counts[held] = made
+            made = torch.full((1,), value, dtype=torch.float64, device=device)
+        if len(self._numbers) < MOST_NUMBERS:
+            self._numbers[held] = made
         return made
 
 
@@ -59,8 +59,8 @@ def given(mean: Tensor, var: Tensor, count: Tensor, eps: float, dtype: torch.dty
     return mean.to(dtype), (var + eps).rsqrt().to(dtype), count.to(torch.int32).reshape(1)
 
 
-def moved(running: list[Tensor | None], mean: Tensor, var: Tensor, count: Tensor, factor: float) -> None:
-    """Move running mean and variance (``None``: not kept) in place by ``factor``; the variance is made unbiased."""
+def moved(running: list[Tensor | None], mean: Tensor, var: Tensor, count: Tensor, factor: Tensor) -> None:
+    """Move running mean and variance (``None``: not kept) in place by ``factor`` (1); the variance is made unbiased."""
     # var * count / (count - 1)
     values = mean, torch.addcdiv(var, var, count - 1)
     for kept, value in zip(running, values, strict=True):

@@ -50,8 +50,8 @@ class CompiledStep:
         # Where launches cost: on a CPU it would take seconds to compile, and win nothing.
         launches = core.device.type == "cuda"
         self._small: list[tuple[Any, str, Any]] = [(core, "compiles", True)] if launches else []
-        for owner, name in core.compilable() if launches else ():
-            function = torch.compile(getattr(owner, name), dynamic=False, options=options)
+        for owner, name, dynamic in core.compilable() if launches else ():
+            function = torch.compile(getattr(owner, name), dynamic=dynamic, options=options)
             self._small.append((owner, name, function))
 
     @property

@@ -166,10 +166,13 @@ class StepCore(ABC):
         self.advance()
         return outcome if penalty is None else outcome.plus(penalty)
 
-    def compilable(self) -> list[tuple[Any, str]]:
-        """List (object, attribute) of the functions of tensors alone that a compiled step may run as single kernels."""
+    def compilable(self) -> list[tuple[Any, str, bool]]:
+        """List the functions of tensors alone that a compiled step may run as single kernels.
+
+        (Object, attribute, whether one code is to do for all shapes): layers have many widths, a loss has few shapes.
+        """
         arithmetic = self.presence.arithmetic
-        return [(self.rule, "summed"), *((arithmetic, name) for name in arithmetic.names())]
+        return [(self.rule, "summed", False), *((arithmetic, name, True) for name in arithmetic.names())]
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed.

@@ -30,7 +30,7 @@ def gather_statistics(x: Tensor, group: Group, counts: bool, arithmetic: Arithme
     channels = x.size(1)
     values = x.numel() // channels if counts and channels else 0
     if values:
-        local = arithmetic.packed(*local_statistics(x), arithmetic.count(values, x.device))
+        local = arithmetic.packed(*local_statistics(x), arithmetic.number(values, x.device))
     else:
         local = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
     return Statistics(*arithmetic.pooled(group.stack(local)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kway.step.arithmetic import Arithmetic, moved
+from kway.step.arithmetic import Arithmetic
 
 Tensor = torch.Tensor
 
@@ -47,9 +47,8 @@ def move(
     # Past autograd, as torch's own kernel: what was computed with the old values keeps its backward pass.
     running = [None if kept is None else kept.data for kept in (module.running_mean, module.running_var)]
     before = None if some is None else [None if kept is None else kept.clone() for kept in running]
-    # A factor that is another one in each step would be compiled anew in each.
-    function = moved if module.momentum is None else arithmetic.moved
-    function(running, statistics.mean, statistics.var, statistics.count, factor)
+    by = arithmetic.number(factor, statistics.mean.device)
+    arithmetic.moved(running, statistics.mean, statistics.var, statistics.count, by)
     for kept, old in zip(running, before or (), strict=False):
         if kept is not None and old is not None and some is not None:
             kept.copy_(torch.where(some, kept, old))

@@ -110,9 +110,9 @@ class ShareStep(StepCore):
             return Outcome(loss, weight, losses)
         return Outcome(loss, weight, losses, asked, calls, together=numbers)
 
-    def compilable(self) -> list[tuple[Any, str]]:
+    def compilable(self) -> list[tuple[Any, str, bool]]:
         """List what else is compiled with a step: see ``StepCore.compilable``."""
-        return [*super().compilable(), (self, "written"), (self, "told")]
+        return [*super().compilable(), (self, "written", False), (self, "told", False)]
 
     def _over_ranks(self, sums: Tensor, counts: bool) -> tuple[Tensor, int | None]:
         """Reduce gradients and numbers; return the numbers (see ``step.numbers``), and this rank's fingerprint.
