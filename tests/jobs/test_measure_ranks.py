@@ -1,5 +1,9 @@
 """What experiments are given to start ranks with."""
 
+from types import SimpleNamespace
+
+import pytest
+
 from kway.comm.group import Group
 from kway.jobs.kept_ranks import KeptRanks
 
@@ -12,3 +16,28 @@ def place_of(context, more):
 def test_a_task_runs_on_one_rank_for_each_device(ranks):
     found = KeptRanks(ranks)(["cpu", "cpu"], place_of, 7)
     assert found == [[(0, "cpu", 7), (1, "cpu", 7)]] * 2
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_ranks_that_cannot_be_ended_keep_no_others_from_it(kill, monkeypatch):
+    ended = []
+
+    def start(devices, **_):
+        def close(*, kill):
+            ended.append((len(devices), kill))
+            raise OSError(f"{len(devices)} do not end")
+
+        return SimpleNamespace(alive=True, close=close, run=lambda task, *arguments, **_: [])
+
+    monkeypatch.setattr("kway.jobs.kept_ranks.Ranks", start)
+
+    def measure():
+        with KeptRanks() as on_ranks:
+            for size in (2, 3, 4):
+                on_ranks(["cpu"] * size, place_of, 7)
+            if kill:
+                raise ValueError("an experiment failed")
+
+    with pytest.raises(OSError, match="do not end"):
+        measure()
+    assert sorted(ended) == [(2, kill), (3, kill), (4, kill)]

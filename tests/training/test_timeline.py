@@ -1,10 +1,15 @@
 """Recorded steps of real runs: figures that add up, one trace of all ranks, and a run that is the same."""
 
+import errno
 import gzip
 import json
+import pickle
+import random
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,10 +17,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import kway
+from kway.comm.clocks import Offset
+from kway.comm.group import Group
 from kway.errors import UsageError
 from kway.records import Training
 from kway.report.timeline import PARTS
-from kway.training.timeline import WARM_UP
+from kway.training.stretch import Stretch
+from kway.training.timeline import WARM_UP, Timeline
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(96, 8, generator=G), torch.arange(96) % 4
@@ -150,6 +158,120 @@ def test_steps_of_several_epochs_and_a_run_that_ends_before(ranks):
     job = job_of((X[:24], Y[:24]), validation=(X[:8], Y[:8]))
     short = train(ranks, job, epochs=9, early_stop="validation_loss", patience=9, timeline=21)
     assert short.record.timeline["steps"] == [*range(7, 28)]
+
+
+def full(profiler, path):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def cut(profiler, path):
+    Path(path).write_text('{"traceEvents": [{"ph": ')
+
+
+def nothing(profiler, path):
+    """What torch does where it cannot write: it says so in a log."""
+
+
+def empty(profiler, path):
+    Path(path).write_text('{"traceEvents": []}')
+
+
+@pytest.mark.parametrize(
+    ("export", "said"),
+    [
+        (full, "No space left"),
+        (cut, "JSONDecodeError"),
+        (nothing, "No such file"),
+        (empty, "none of 5 marks"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_costs_no_run(export, said, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", export)
+    run = train(None, job_of(), size=1, timeline=3, out=tmp_path / "run")
+    assert (run.folder / "weights.safetensors").exists()
+    record = Training.load(run.folder)
+    assert record.timeline is None
+    assert not (run.folder / "timeline.json.gz").exists()
+    (notice,) = (text for text in record.notices if "timeline" in text)
+    assert notice.startswith("there is no timeline")
+    assert "of rank 0" in notice
+    assert said in notice
+
+
+def test_a_trace_that_cannot_be_written_costs_no_run_either(monkeypatch, tmp_path):
+    def refuse(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kway.training.timeline.write_atomically", refuse)
+    record = train(None, job_of(), size=1, timeline=3, out=tmp_path / "run").record
+    check_sums(record.timeline, 1)
+    assert record.timeline["file"] is None
+    assert "the timeline could not be written: No space left on device" in record.notices
+
+
+class Weighed(Group):
+    """A group that knows how much was gathered on all ranks."""
+
+    sent = 0
+
+    def objects(self, value):
+        self.sent += len(pickle.dumps(value))
+        return super().objects(value)
+
+
+def told(context, folder, lost, backend):
+    """What this rank finds of a step whose trace is 50 kB of noise on each rank, and lost on some."""
+    group = Weighed(context.world.rank, context.world.size)
+    file = Path(folder) / f"{group.rank}.json"
+    place = {"ph": "X", "pid": 1, "tid": 1}
+    mark = {**place, "cat": "user_annotation", "name": "kway clock 0", "ts": 1e6, "dur": 0}
+    noise = {"key": random.Random(group.rank).randbytes(25_000).hex()}
+    work = {**place, "cat": "cpu_op", "name": "aten::mm", "ts": 1e6, "dur": 5e5, "args": noise}
+    text = json.dumps({"traceEvents": [mark, work]})
+    file.write_text(text[:99] if group.rank in lost else text)
+    stretch = Stretch(1.0, 2.0, [(7, 1.0, 2.0)], marks={"kway clock 0": (1.0, 1.0)}, file=file)
+    timeline = Timeline(group, [Offset()] * group.size, [stretch], False, f"rank {group.rank}")
+    with patch("torch.distributed.get_backend", lambda handle: backend):
+        found, notices = timeline.record(1, Path(folder))
+    return found, notices, group.sent
+
+
+# Ranks on GPUs get a group over hosts: here as if these were some.
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_traces_go_to_the_first_rank_alone(backend, ranks, tmp_path):
+    for found, notices, sent in ranks.run(told, str(tmp_path), (), backend):
+        assert notices == []
+        assert found["file"] == "timeline.json.gz"
+        assert [row["compute_s"] for row in found["ranks"]] == [0.5, 0.5]
+        assert sent < 1000
+    noise = {event["pid"]: event["args"]["key"] for event in read(tmp_path) if event["name"] == "aten::mm"}
+    assert noise == {rank: random.Random(rank).randbytes(25_000).hex() for rank in (0, 1)}
+
+
+@pytest.mark.parametrize("lost", [(0,), (1,), (0, 1)])
+def test_all_ranks_know_whose_trace_is_lost(lost, ranks, tmp_path):
+    (first, *first_said), (second, *second_said) = ranks.run(told, str(tmp_path), lost, "gloo")
+    assert first is second is None
+    assert first_said[0] == second_said[0]
+    assert [rank for rank in (0, 1) if f"of rank {rank}" in first_said[0][0]] == [*lost]
+    assert not (tmp_path / "timeline.json.gz").exists()
+
+
+def unreachable(*arguments, **more):
+    raise RuntimeError("no route")
+
+
+def told_without_hosts(context, folder):
+    with patch("torch.distributed.new_group", unreachable):
+        return told(context, folder, (), "nccl")
+
+
+def test_hosts_that_do_not_reach_each_other_cost_the_trace_alone(ranks, tmp_path):
+    found, notices, _ = ranks.run(told_without_hosts, str(tmp_path))[0]
+    assert found["file"] is None
+    assert [row["compute_s"] for row in found["ranks"]] == [0.5, 0.5]
+    assert len(notices) == 1
+    assert "no route" in notices[0]
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, "5"])

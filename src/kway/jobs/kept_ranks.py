@@ -1,6 +1,7 @@
 """Ranks that several experiments use: started when first needed, kept for the next one, gone at the end."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,8 +27,10 @@ class KeptRanks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for ranks in self._started.values():
-            ranks.close(kill=kind is not None)
+        # What one close raises keeps no other from being ended.
+        with ExitStack() as ends:
+            for ranks in self._started.values():
+                ends.callback(ranks.close, kill=kind is not None)
 
     def __call__(self, device_set: Sequence[str], task: Callable[..., Any], *arguments: Any) -> list[Any]:
         """See the class. Raises what ``launch.local.Ranks.run`` raises; after that other ones are started."""

@@ -35,6 +35,7 @@ COLLECTIVES = (
     "broadcast",
     "all-to-all",
     "all-gather of objects",
+    "gather of objects",
     "barrier",
     "turn",
 )

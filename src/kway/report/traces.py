@@ -104,5 +104,5 @@ def clock_shift(events: Iterable[Mapping[str, Any]], marks: Mapping[str, tuple[f
             least.append(event["ts"] + event["dur"] - after * 1e6)
             most.append(event["ts"] - before * 1e6)
     if not least:
-        raise KeyError(*marks)
+        raise KeyError(f"none of {len(marks)} marks, the first of them {next(iter(marks), None)}")
     return float(max(least) + min(most)) / 2

@@ -16,7 +16,8 @@ from kway.devices.profiling import quiet
 from kway.launch.status import Status
 from kway.training.clock import StepClock
 from kway.training.spec import TrainSpec
-from kway.training.timeline import WARM_UP, Stretch, Timeline
+from kway.training.stretch import Stretch
+from kway.training.timeline import WARM_UP, Timeline
 from kway.world import World
 
 T = TypeVar("T")
@@ -160,8 +161,7 @@ class RecordingClock(StepClock):
         profiler, self._profiler = self._profiler, None
         profiler.stop()
         if stretch.steps:
-            stretch.file = Path(self._files.name) / f"{len(self._stretches)}.json"
-            profiler.export_chrome_trace(str(stretch.file))
+            stretch.export(profiler, Path(self._files.name) / f"{len(self._stretches)}.json")
             self._stretches.append(stretch)
         self.status.beat()
 
@@ -184,7 +184,7 @@ class RecordingClock(StepClock):
     def timeline(self) -> tuple[dict[str, Any] | None, list[str]]:
         """Return what the record says of the recorded steps, and lines for the user; write the trace. A collective.
 
-        ``None`` where the run ended before there were any.
+        ``None`` where the run ended before there were any, or where what was recorded cannot be read.
         """
         if self._recording:
             self._end()

@@ -4,18 +4,19 @@ import gzip
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kway.comm.clocks import Offset
 from kway.comm.group import Group
+from kway.comm.to_first import to_first
 from kway.errors import UsageError
 from kway.records import write_atomically
-from kway.report.intervals import union
-from kway.report.timeline import activities, parts, within_text
-from kway.report.traces import RankTrace, clock_shift, merged
+from kway.report.timeline import within_text
+from kway.report.traces import RankTrace, merged
 from kway.training.spec import TrainSpec
+from kway.training.stretch import UNREADABLE, Stretch, summed_up, why
 from kway.units import counted
 
 FILE = "timeline.json.gz"
@@ -23,29 +24,6 @@ STEPS = 5
 # Steps before the recorded ones: what happens once happens there. The last of them is recorded and dropped, as the
 # profiler itself takes time for its first events.
 WARM_UP = 6
-Span = tuple[str, float, float]
-
-
-@dataclass
-class Stretch:
-    """Steps that were recorded in one go, in seconds of this rank's monotonic clock.
-
-    ``steps``: (number, begin, end); ``inputs``: when the host waited for a batch; ``waits``: inside of a collective;
-    ``marks``: see ``clock_shift``; ``file``: the profiler's trace.
-    """
-
-    begin: float
-    end: float = 0.0
-    steps: list[tuple[int, float, float]] = field(default_factory=list)
-    inputs: list[Span] = field(default_factory=list)
-    waits: list[Span] = field(default_factory=list)
-    marks: dict[str, tuple[float, float]] = field(default_factory=dict)
-    file: Path = Path()
-
-    def spans(self) -> list[Span]:
-        """Return what a row of this rank shows: its steps, when it waited for input, and for others."""
-        steps = [(f"step {number}", begin, end) for number, begin, end in self.steps]
-        return [*steps, *self.inputs, *((f"waits: {name}", begin, end) for name, begin, end in self.waits)]
 
 
 @dataclass(frozen=True)
@@ -58,68 +36,69 @@ class Timeline:
     on_gpu: bool
     name: str
 
-    def record(self, asked: int, folder: Path | None) -> tuple[dict[str, Any], list[str]]:
+    def record(self, asked: int, folder: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
         """Return what the record says, and lines for the user. A collective.
 
         ``asked``: how many steps were to be recorded; ``folder``: where rank 0 writes the trace, ``None`` for nowhere.
+        ``None`` where a rank's trace cannot be read: the run is not lost for it, and no rank is left waiting.
         """
+        row, trace, lost = self._own()
+        told = self.group.objects((row, lost, folder is not None))
+        rows = [row for row, _, _ in told]
+        gone = {rank: lost for rank, (_, lost, _) in enumerate(told) if lost}
+        if gone:
+            texts = (f"the trace of rank {rank} cannot be read ({text})" for rank, text in gone.items())
+            return None, [f"there is no timeline: {'; '.join(texts)}"]
         numbers = [number for stretch in self.stretches for number, _, _ in stretch.steps]
         notices = []
         if len(numbers) < asked:
             notices.append(
                 f"the timeline has {counted(len(numbers), 'step')} of {asked}: the run ended before the others"
             )
-        row, trace = self._own(len(numbers))
-        packed = b"" if folder is None else zlib.compress(json.dumps(vars(trace)).encode(), 1)
-        everyone = self.group.objects((row, packed))
-        rows = [row for row, _ in everyone]
         if self.on_gpu and not any(row["compute_s"] for row in rows):
             notices.append("the timeline has no work of GPUs: torch's profiler saw none (is it allowed to?)")
+        # As the first rank has it, which writes.
+        unwritten = self._write(trace, folder) if told[0][2] else None
+        if unwritten:
+            notices.append(f"the timeline could not be written: {unwritten}")
         within = max(offset.within_s for offset in self.offsets)
         found = {
             "steps": numbers,
             "warm_up": WARM_UP,
             "clock": within_text(within) if within else "the one clock of their machine",
             "within_s": within,
-            "file": None if folder is None else FILE,
+            "file": None if folder is None or unwritten else FILE,
             "ranks": rows,
         }
-        if folder is not None and self.group.rank == 0:
-            traces = (RankTrace(**json.loads(zlib.decompress(packed))) for _, packed in everyone)
-            text = json.dumps(merged(traces), separators=(",", ":"))
-            try:
-                write_atomically(folder / FILE, gzip.compress(text.encode(), 6))
-            except OSError as error:
-                # A run is not lost for it.
-                found["file"] = None
-                notices.append(f"the timeline could not be written: {error.strerror or error}")
         return found, notices
 
-    def _own(self, steps: int) -> tuple[dict[str, Any], RankTrace]:
-        """Return this rank's row of the record, and its trace on rank 0's clock."""
-        ahead = self.offsets[self.group.rank].seconds
-        total = dict[str, float]()
-        trace = RankTrace(self.group.rank, self.name, [], [], [])
-        for stretch in self.stretches:
-            events = json.loads(stretch.file.read_text())["traceEvents"]
-            _shift(events, clock_shift(events, stretch.marks))
-            waits, inputs = (union(span[1:] for span in kept) for kept in (stretch.waits, stretch.inputs))
-            found = parts([(stretch.begin, stretch.end)], activities(events, waits, inputs, self.on_gpu))
-            for name, seconds in {"step_s": stretch.end - stretch.begin, **found}.items():
-                total[name] = total.get(name, 0.0) + seconds
-            _shift(events, ahead * 1e6)
-            trace.events.extend(events)
-            trace.spans.extend((name, begin - ahead, end - ahead) for name, begin, end in stretch.spans())
-            trace.windows.append((stretch.begin - ahead, stretch.end - ahead))
-        means = {name: seconds / steps for name, seconds in total.items()}
-        return {"rank": self.group.rank, **means, "clock_offset_s": ahead}, trace
+    def _own(self) -> tuple[dict[str, Any], RankTrace | None, str]:
+        """Return this rank's row of the record, and its trace on rank 0's clock; or why there is none."""
+        rank = self.group.rank
+        try:
+            row, trace = summed_up(self.stretches, rank, self.name, self.offsets[rank].seconds, self.on_gpu)
+        except UNREADABLE as error:
+            return {}, None, why(error)
+        return row, trace, ""
 
-
-def _shift(events: list[dict[str, Any]], ahead: float) -> None:
-    """Put ``events`` on a clock that theirs is so many microseconds ahead of."""
-    for event in events:
-        if "ts" in event:
-            event["ts"] -= ahead
+    def _write(self, trace: RankTrace | None, folder: Path | None) -> str | None:
+        """Write one trace of all ranks to rank 0's ``folder``; return why that failed. A collective."""
+        packed = zlib.compress(json.dumps(vars(trace)).encode(), 1)
+        try:
+            everyone = to_first(self.group, packed)
+        except RuntimeError as error:
+            return f"rank 0 did not get what all have recorded: {error}"
+        if everyone is None or folder is None:
+            return None
+        try:
+            text = json.dumps(
+                merged(RankTrace(**json.loads(zlib.decompress(each))) for each in everyone),
+                separators=(",", ":"),
+            )
+            write_atomically(folder / FILE, gzip.compress(text.encode(), 6))
+        except UNREADABLE as error:
+            return why(error)
+        return None
 
 
 def check_timeline(spec: TrainSpec, an_epoch: int | None, goes_on: bool) -> None:
