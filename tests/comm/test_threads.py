@@ -87,6 +87,81 @@ def test_ranks_that_call_other_collectives_hear_of_it(task):
         meet(2, task)
 
 
+def begun(group):
+    """Begin what runs side by side, and never end it."""
+    return group.side_by_side().__enter__()
+
+
+def ended(group):
+    with group.side_by_side():
+        pass
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (
+            lambda group: (group if group.rank else group.apart()).sum_(torch.zeros(3)),
+            r"rank 0 waits in all-reduce of torch.float32, shape \[3\] \(call 1 of series /1\), rank 1 waits .*1\)",
+        ),
+        (
+            lambda group: begun(group) if group.rank else group.barrier(),
+            r"0 waits in barrier .*1 waits to begin",
+        ),
+        (
+            lambda group: [begun(group)] and group.rank and group.barrier(),
+            "rank 0 has left while rank 1 waits in",
+        ),
+        (lambda group: group.rank and begun(group), "rank 0 has left while rank 1 waits to begin a step"),
+        (
+            lambda group: ended(group) if group.rank else begun(group),
+            "rank 0 has left while rank 1 waits to end",
+        ),
+        (
+            lambda group: ended(group) if group.rank else begun(group) or group.barrier(),
+            "0 waits in .*1 waits to end",
+        ),
+    ],
+)
+def test_ranks_that_wait_for_ever_hear_what_each_waits_for(task, said):
+    with pytest.raises(MispairedError, match=said):
+        meet(2, task)
+
+
+@pytest.mark.timeout(20)
+def test_ranks_wait_in_vain_once_the_last_one_at_work_has_left():
+    def task(group):
+        ahead = group.apart()
+        if group.rank == 2:
+            group.begin_sum(torch.zeros(3))
+            ahead.begin_sum(torch.zeros(3))
+        else:
+            (group if group.rank else ahead).sum_(torch.zeros(3))
+
+    with pytest.raises(MispairedError, match=r"rank 0 waits in .* rank 1 waits in .* rank 2 has left"):
+        meet(3, task)
+
+
+@pytest.mark.timeout(20)
+def test_nobody_goes_on_where_the_last_one_fails_before_all_do():
+    def broken():
+        raise OSError("no generator")
+
+    def task(rank):
+        group = ThreadGroup(process, rank, 2)
+        try:
+            with group.side_by_side():
+                went_on.append(rank)
+        except OSError:
+            group.barrier()
+
+    process, went_on = SharedProcess(2, held, broken), []
+    with pytest.raises(MispairedError, match="waits to begin a step"):
+        threads.run(task, process)
+    assert went_on == []
+
+
 def test_the_first_failure_ends_all_and_is_raised_as_it_is():
     ended = []
 

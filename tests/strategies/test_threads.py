@@ -146,6 +146,23 @@ def test_what_one_replica_raises_ends_the_run_as_it_is():
         train(job_of(data=Wrong(), workers=0))
 
 
+class Branching(nn.Module):
+    """Normalises large shares only, with no layer after it that would tell."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(x) if len(x) > 3 else x)
+
+
+@pytest.mark.timeout(30)
+def test_a_layer_that_only_one_replica_comes_to_ends_the_run():
+    with pytest.raises(kway.MispairedError, match=r"rank 0 waits in .*, rank 1 waits in .* of series /1"):
+        train(job_of(Branching))
+
+
 class Late(nn.Module):
     """Draws from its third pass on."""
 

@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -22,8 +22,8 @@ class SharedProcess(Protocol):
     def post(self, key: Hashable, rank: int, value: Any) -> None:
         """Lay a value down."""
 
-    def collect(self, key: Hashable, rank: int) -> list[Any]:
-        """Wait for those of all ranks."""
+    def collect(self, key: Hashable, rank: int, what: object) -> list[Any]:
+        """Wait for those of all ranks. ``LookupError``, here as below: in vain."""
 
     def spread(self, rank: int) -> None:
         """Go on without the turn."""
@@ -51,6 +51,21 @@ class _Handed:
                 stream.wait_event(self._ready)
                 self.tensor.record_stream(stream)
         return self.tensor[part].to(device, non_blocking=True)
+
+
+class _Call(NamedTuple):
+    """A collective, and where in which series: those of all ranks are to be equal."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    series: str
+    number: int
+
+    def __str__(self) -> str:
+        of = "" if self.dtype is None else f" of {self.dtype}, shape {list(self.shape)}"
+        series = f" of series {self.series}" if self.series else ""
+        return f"in {self.name}{of} (call {self.number}{series})"
 
 
 class ThreadGroup(Group):
@@ -82,11 +97,17 @@ class ThreadGroup(Group):
 
     @contextmanager
     def side_by_side(self) -> Iterator[None]:
-        """Let all ranks run at once while open, instead of in turns. Raises ``RefusedError`` where one has drawn."""
-        self._process.spread(self.rank)
+        """Let all ranks run at once while open, instead of in turns.
+
+        Raises ``RefusedError`` where one has drawn, ``MispairedError`` where one does not come.
+        """
+        with _paired():
+            self._process.spread(self.rank)
         # Not where something was raised inside: the others end where they wait next.
         yield
-        if self._process.gather(self.rank):
+        with _paired():
+            drew = self._process.gather(self.rank)
+        if drew:
             raise RefusedError(
                 "random numbers drawn on the CPU in a step, after a first step that drew none, with strategy threads",
                 "a process has one generator: replicas that compute at once would draw from each other's numbers",
@@ -192,26 +213,31 @@ class ThreadGroup(Group):
     ) -> Callable[[], list[Any]]:
         """Lay a value down for the collective ``name``; what is returned waits for those of all ranks.
 
-        Raises ``MispairedError`` where another rank called another collective, or has left.
+        Raises ``MispairedError`` where another rank called another collective, has left, or waits for what no rank
+        comes to.
         """
         self._calls += 1
-        call, key = (name, tuple(shape), dtype), (self._series, self._calls)
+        key = (self._series, self._calls)
+        call = _Call(name, tuple(shape), dtype, *key)
         self._process.post(key, self.rank, (call, value))
 
         def wait() -> list[Any]:
-            try:
-                with self.waiting.inside(name):
-                    found = self._process.collect(key, self.rank)
-            except LookupError as left:
-                raise _mispaired(f"{left.args[0]} while rank {self.rank} waits in {name}") from None
+            with _paired(), self.waiting.inside(name):
+                found = self._process.collect(key, self.rank, call)
             for rank, (other, _) in enumerate(found):
                 if other != call:
-                    raise _mispaired(
-                        f"rank {self.rank} called {name} and rank {rank} {other[0]}, or of another shape"
-                    )
+                    raise _mispaired(f"rank {self.rank} is {call} and rank {rank} {other}")
             return [each for _, each in found]
 
         return wait
+
+
+@contextmanager
+def _paired() -> Iterator[None]:
+    try:
+        yield
+    except LookupError as unmet:
+        raise _mispaired(str(unmet.args[0])) from None
 
 
 def _mispaired(got: str) -> MispairedError:

@@ -5,8 +5,8 @@ that has the turn finds them as it left them; it gives the turn away where it wa
 """
 
 import threading
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Collection, Hashable
+from typing import Any, NamedTuple
 
 Undo = Callable[[], None]
 
@@ -17,12 +17,22 @@ class LeftError(BaseException):
     """
 
 
+class _Wait(NamedTuple):
+    rank: int
+    # Completes "waits ...".
+    what: object
+    is_so: Callable[[], bool]
+
+
 class SharedProcess:
     """A process of ``size`` ranks that are threads of it: where they wait for each other, and whose turn it is.
 
     ``held``: takes note of what a process has once, and returns what puts it back. ``drawing``: returns what says
     whether random numbers were drawn since. All methods but ``fail`` and ``until_left`` are called by a rank,
     or on its behalf.
+
+    What a rank waits for, another rank has to do. Once all that are not over wait, and none for what has come about
+    meanwhile, nobody will: ``LookupError`` says what each waits for.
     """
 
     def __init__(
@@ -37,7 +47,10 @@ class SharedProcess:
         self._posts: dict[Hashable, dict[int, Any]] = {}
         self._seen: dict[Hashable, int] = {}
         self._over: set[int] = set()
-        self._arrived = self._round = self._left = 0
+        self._waits: dict[object, _Wait] = {}
+        # Who is there, by what they are there for, until all are.
+        self._here: dict[str, set[int]] = {}
+        self._left = 0
         self._drawn: Callable[[], bool] = bool
         self._moved = False
         # The first failure in time: of which rank (``None``: of who waits for all of them), and what.
@@ -82,20 +95,17 @@ class SharedProcess:
             if len(posts) == self.size:
                 self._changed.notify_all()
 
-    def collect(self, key: Hashable, rank: int) -> list[Any]:
+    def collect(self, key: Hashable, rank: int, what: object) -> list[Any]:
         """Wait until all ranks have posted under ``key``, return their values in rank order. Once a rank.
 
-        Raises ``LeftError``, and ``LookupError`` where a rank has left without.
+        ``what``: written out, it completes "rank 0 waits ...". Raises ``LeftError``, and ``LookupError`` where a rank
+        has left without, or all wait for ever.
         """
         with self._changed:
             posts, has_turn = self._posts[key], self._holder == rank
             if len(posts) < self.size:
                 self._give(rank)
-                self._wait(lambda: len(posts) == self.size or any(r not in posts for r in self._over))
-                if len(posts) < self.size:
-                    raise LookupError(
-                        f"rank {next(r for r in sorted(self._over) if r not in posts)} has left"
-                    )
+                self._wait_for_all(rank, what, posts)
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] == self.size:
                 del self._posts[key], self._seen[key]
@@ -105,16 +115,19 @@ class SharedProcess:
 
     def spread(self, rank: int) -> None:
         """Go on without the turn, all ranks at once, as soon as all are here. Nobody may draw from the process's
-        generators, nor change anything else that it has once: see ``gather``.
+        generators, nor change anything else that it has once: see ``gather``. Raises as ``collect``.
         """
         with self._changed:
             self._give(rank)
-            self._together(self._look)
+            self._together(rank, "to begin a step side by side", self._look)
 
     def gather(self, rank: int) -> bool:
-        """Wait until all are here, then for the turn. Return whether anybody has drawn since ``spread``."""
+        """Wait until all are here, then for the turn. Return whether anybody has drawn since ``spread``.
+
+        Raises as ``collect``.
+        """
         with self._changed:
-            self._together(self._look_again)
+            self._together(rank, "to end a step side by side", self._look_again)
             moved = self._moved
             self._take(rank)
         return moved
@@ -125,23 +138,54 @@ class SharedProcess:
     def _look_again(self) -> None:
         self._moved = self._drawn()
 
-    def _together(self, act: Callable[[], None]) -> None:
+    def _together(self, rank: int, what: str, act: Callable[[], None]) -> None:
         """Wait for all ranks, none of which has the turn; the last one acts before anybody goes on."""
-        self._arrived += 1
-        if self._arrived == self.size:
-            self._arrived, self._round = 0, self._round + 1
-            act()
-            self._changed.notify_all()
-        now = self._round if self._arrived else None
-        if now is not None:
-            self._wait(lambda: self._round != now or bool(self._over))
-            if self._round == now:
-                raise LookupError(f"rank {min(self._over)} has left")
+        here = self._here.setdefault(what, set())
+        if len(here) < self.size - 1:
+            here.add(rank)
+            try:
+                self._wait_for_all(rank, what, here)
+            except LookupError:
+                here.discard(rank)
+                raise
+            return
+        # Before anything says that all are here: what it raises is this rank's, and nobody goes on.
+        act()
+        here.add(rank)
+        del self._here[what]
+        self._changed.notify_all()
 
-    def _wait(self, is_so: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: self.failure is not None or is_so())
-        if self.failure is not None:
-            raise LeftError
+    def _wait_for_all(self, rank: int, what: object, there: Collection[int]) -> None:
+        """Wait until all ranks are in ``there``, and not for one that has left."""
+        self._wait(
+            rank, what, lambda: len(there) == self.size or any(other not in there for other in self._over)
+        )
+        if len(there) < self.size:
+            gone = min(other for other in self._over if other not in there)
+            raise LookupError(f"rank {gone} has left while rank {rank} waits {what}")
+
+    def _wait(self, rank: int, what: object, is_so: Callable[[], bool]) -> None:
+        own = object()
+        self._waits[own] = _Wait(rank, what, is_so)
+        try:
+            self._changed.wait_for(lambda: self.failure is not None or is_so() or self._is_stuck())
+            if self.failure is not None:
+                raise LeftError
+            if not is_so():
+                where = [(wait.rank, f"waits {wait.what}") for wait in self._waits.values()]
+                where += [(gone, "has left") for gone in self._over]
+                raise LookupError(", ".join(f"rank {place} {text}" for place, text in sorted(where)))
+        finally:
+            # Who hears of it goes on: the others wait until it has ended.
+            del self._waits[own]
+
+    def _is_stuck(self) -> bool:
+        """Whether nobody is left to do what the others wait for. One whose wait is over need not have woken yet."""
+        waits = self._waits.values()
+        if len(waits) + len(self._over) < self.size:
+            return False
+        idle = self._over.union(wait.rank for wait in waits)
+        return len(idle) == self.size and not any(wait.is_so() for wait in waits)
 
     def _give(self, rank: int) -> None:
         if self._holder == rank:
@@ -149,7 +193,7 @@ class SharedProcess:
         self._changed.notify_all()
 
     def _take(self, rank: int) -> None:
-        self._wait(lambda: self._holder is None)
+        self._wait(rank, "for its turn", lambda: self._holder is None)
         self._holder = rank
         if self._owner != rank:
             if self._owner is not None:
