@@ -108,11 +108,11 @@ def test_adapting_goes_on_from_the_last_complete_checkpoint(ranks, tmp_path):
     run = train(ranks, 1, job, on_oom="adapt", checkpoint_every="1steps", out=tmp_path / "run")
     assert run.record.resumed_from_step == 2
     # Its batch is the last and has 6 samples.
-    assert run.record.job["micro_batch"] == 3
-    assert any("micro_batch none, now 3" in text for text in run.record.notices)
+    assert run.record.job["micro_batch"] == 4
+    assert any("micro_batch none, now 4" in text for text in run.record.notices)
     begun = tmp_path / "run" / "checkpoints" / "step-2"
     own = train(
-        ranks, 1, job_of(model=model, shuffle=False, micro_batch=3), resume=begun, out=tmp_path / "own"
+        ranks, 1, job_of(model=model, shuffle=False, micro_batch=4), resume=begun, out=tmp_path / "own"
     )
     assert run.record.weights_sha256 == own.record.weights_sha256
 

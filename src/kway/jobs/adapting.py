@@ -35,9 +35,11 @@ class Adapting:
 
     def smaller(self, error: OutOfMemoryError, plan: Plan) -> str:
         """Choose the next micro-batch; return a line for the user. Raises ``error`` where none would help."""
-        share = -(-self.most // shares_of(plan.layout))
-        # What was computed, whoever chose it: the job, its settings, or tuning.
-        now = min(error.samples, share)
+        chosen = (self.micro_batch, plan.settings.get("micro_batch"))
+        most = min([-(-self.most // shares_of(plan.layout)), *(size for size in chosen if size)])
+        # Of a last batch ranks hold a sample more or less, and which of them fails first must not count. Where fewer
+        # were computed than half of what was chosen here, tuning chose them.
+        now = most if 2 * error.samples > most else error.samples
         if not self.is_on:
             raise error
         if not error.is_by_samples or now < 2:

@@ -11,7 +11,7 @@ from torch import nn
 from kway.comm.group import Group
 from kway.data.loader import Share
 from kway.data.seeds import key
-from kway.errors import MispairedError, UsageError
+from kway.errors import UsageError
 from kway.job import Job, clip_rule
 from kway.step.build import make_schedule
 from kway.step.clip import clip_gradients
@@ -23,6 +23,7 @@ from kway.step.inputs import caller, move, splitter
 from kway.step.kept_buffers import KeptBuffers
 from kway.step.losses import rule_for
 from kway.step.made import made_since, names_of
+from kway.step.mispaired import check_calls
 from kway.step.numbers import unlike
 from kway.step.penalty import one_number
 from kway.step.precision import precision_of
@@ -376,24 +377,6 @@ class StepCore(ABC):
         """Let the schedule count the step that ``update`` took, if it took one."""
         if self._stepped and self.schedule is not None and not waits_for_figure(self.schedule):
             self.schedule.step()
-
-
-def check_calls(calls: Tensor, own: int | None = None) -> None:
-    """Raise ``MispairedError`` where ranks' fingerprints of their collectives differ. Waits for the device."""
-    found = calls.tolist()
-    own = found[0] if own is None else own
-    others = [rank for rank, value in enumerate(found) if value != own]
-    if others:
-        ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
-        few = len(others) <= len(found) // 2
-        raise MispairedError(
-            f"{ranks} took other batches, or called other collectives, than the rest"
-            if few
-            else "the batches or collectives of ranks do not fit together",
-            "all ranks must take steps over the same batches, with the same parameters, layers and collectives, in the "
-            "same order",
-            "look for a branch on the rank, or on data, around a batch, a layer or a collective",
-        )
 
 
 def waits_for_figure(schedule: Any) -> bool:

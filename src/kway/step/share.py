@@ -12,10 +12,11 @@ from kway.data.loader import Share
 from kway.data.seeds import key
 from kway.errors import RefusedError
 from kway.job import Job
-from kway.step.core import Outcome, StepCore, check_calls
+from kway.step.core import Outcome, StepCore
 from kway.step.endings import mean, plain, scaled
 from kway.step.gradients import resolve_conjugates
 from kway.step.kept_buffers import MICRO_BATCH, KeptBuffers
+from kway.step.mispaired import check_calls
 from kway.step.numbers import alone, apart, told, written
 from kway.step.presence import Presence
 from kway.step.seeds import Draws
