@@ -54,22 +54,18 @@ def check(run, count):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_gpu(one, kind, tmp_path):
+@pytest.mark.parametrize(("devices", "ranks"), [("one", 1), ("two", 2)])
+def test_the_parts_of_recorded_steps_add_up(request, devices, ranks, kind, tmp_path):
     run = kway.train(
-        job(), devices=one, epochs=1, step_kind=kind_here(kind), timeline=5, out=tmp_path / "run"
+        job(),
+        devices=request.getfixturevalue(devices),
+        epochs=1,
+        step_kind=kind_here(kind),
+        timeline=5,
+        out=tmp_path / "run",
     )
     assert run.record.step_kind == kind, run.record.notices
-    check(run, 1)
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_gpus(two, kind, tmp_path):
-    run = kway.train(
-        job(), devices=two, epochs=1, step_kind=kind_here(kind), timeline=5, out=tmp_path / "run"
-    )
-    assert run.record.step_kind == kind, run.record.notices
-    check(run, 2)
+    check(run, ranks)
 
 
 def test_what_lies_between_steps_is_left_out_and_the_profiler_can_go_on(one, tmp_path):

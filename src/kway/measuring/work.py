@@ -41,15 +41,11 @@ def waited(call: Call, wait: Call, clock: Clock = time.perf_counter) -> Work:
 def each_waited(call: Call, wait: Call, clock: Clock = time.perf_counter) -> Work:
     """Make work of a call after each of which is waited: what one costs where the next one needs its result."""
 
-    def run(count: int) -> float:
+    def both() -> None:
+        call()
         wait()
-        begun = clock()
-        for _ in range(count):
-            call()
-            wait()
-        return clock() - begun
 
-    return run
+    return waited(both, wait, clock)
 
 
 def launched(call: Call, wait: Call, clock: Clock = time.perf_counter, queue: int = QUEUE) -> Work:
