@@ -29,6 +29,17 @@ def two() -> str:
     return "cuda:0,1"
 
 
+@pytest.fixture
+def first() -> Callable[[int], str]:
+    """Return the device set of the first so many GPUs, or skip the test."""
+
+    def device_set(count: int) -> str:
+        skip_below(count)
+        return "cuda:" + ",".join(map(str, range(count)))
+
+    return device_set
+
+
 class Warm:
     """Ranks on the first GPUs, started when first needed and again after a test that broke them."""
 

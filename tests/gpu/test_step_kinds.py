@@ -36,8 +36,9 @@ def job(model="lenet", batch=13, loss=nn.CrossEntropyLoss, channels_last=False):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_on_one_gpu_is_proved_against_plain_torch(one, kind):
-    proof = kway.prove(job(), devices=one, step_kind=kind)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_kind_is_proved_against_plain_torch(first, count, kind):
+    proof = kway.prove(job(), devices=first(count), step_kind=kind)
     assert proof.verdict == "pass", str(proof)
     assert proof.step_kind == kind, proof.notices
     assert proof.steps == (6 if KINDS[kind].records else 3)
@@ -74,9 +75,11 @@ def traced(seen, device):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_of_a_kind_are_those_of_one_gpu(one, two, kind):
-    proof = kway.prove(job(batch=16), devices=f"{one} {two}", exactness="bits", step_kind=kind)
-    assert [row["equal"] for row in proof.candidates] == ["bits", "bits"], str(proof)
+def test_bits_of_a_kind_are_those_of_one_gpu(first, kind):
+    counts = [1, 2, *([4] if torch.cuda.device_count() >= 4 else [])]
+    devices = " ".join(map(first, counts))
+    proof = kway.prove(job(batch=16), devices=devices, exactness="bits", step_kind=kind)
+    assert [row["equal"] for row in proof.candidates] == ["bits"] * len(counts), str(proof)
     assert proof.certificate["holds_within"]["step_kind"] == kind
 
 
