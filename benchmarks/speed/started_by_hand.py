@@ -65,6 +65,8 @@ def main() -> None:
     nn.functional.cross_entropy(model(x), labels[mine].to(device).long()).backward()
     optimizer.step()
     if size > 1:
+        # A rank of Gloo that leaves early can end the other one's process.
+        dist.barrier()
         dist.destroy_process_group()
 
 
