@@ -1,10 +1,9 @@
 """The small arithmetic of batch statistics: in closed form, and compiled once for layers of all widths."""
 
-import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from kway.step.arithmetic import MOST_NUMBERS, Arithmetic, handed, moved, packed, pooled
+from kway.step.arithmetic import MOST_NUMBERS, Arithmetic, met, packed, pooled
 
 CPU = torch.device("cpu")
 
@@ -23,7 +22,7 @@ def of_shares(channels):
 def test_statistics_of_shares_are_those_of_the_whole():
     x, rows = of_shares(3)
     mean, var, count = pooled(rows)
-    assert float(count) == 7
+    assert count.tolist() == [7, 7, 7]
     torch.testing.assert_close(mean, x.mean(0), rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(var, x.var(0, correction=0), rtol=1e-14, atol=1e-14)
 
@@ -33,40 +32,37 @@ def test_running_statistics_move_as_torch_moves_them():
     layer = torch.nn.BatchNorm1d(3, momentum=0.3).double()
     layer(x)
     running = [torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)]
-    moved(running, *pooled(rows), Arithmetic().number(0.3, CPU))
+    met(rows, running, Arithmetic().number(0.3, CPU), 1e-5, torch.float64, True)
     for own, expected in zip(running, (layer.running_mean, layer.running_var), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-14, atol=1e-14)
 
 
-def test_sums_of_ranks_and_the_gradients_of_one():
-    own = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    over, weight, bias = handed(
-        torch.stack([own, 2 * own]), own, torch.tensor([2.0, 0.5]), torch.float32, None
-    )
-    assert over.tolist() == [[3, 6], [9, 12]]
-    assert (weight.tolist(), bias) == ([6, 2], None)
+def test_what_kernels_take():
+    x, rows = of_shares(3)
+    mean, invstd, var, count = met(rows, [None, None], None, 1e-3, torch.float32, True)
+    torch.testing.assert_close(mean, x.mean(0).float())
+    torch.testing.assert_close(invstd, (x.var(0, correction=0) + 1e-3).rsqrt().float())
+    torch.testing.assert_close(var, x.var(0, correction=0).float())
+    assert (count.tolist(), count.dtype) == ([7, 7, 7], torch.int32)
 
 
-@pytest.mark.parametrize("name", ["pooled", "moved", "handed"])
-def test_layers_of_all_widths_share_one_code(name):
+def test_no_value_on_any_rank_moves_nothing_and_changes_nothing():
+    running = [torch.full((2,), 3.0), torch.full((2,), 4.0)]
+    found = met(torch.zeros(3, 5).double(), running, Arithmetic().number(0.5, CPU), 0.0, torch.float32, False)
+    assert [value.tolist() for value in found] == [[0, 0], [1, 1], [1, 1], [1, 1]]
+    assert [value.tolist() for value in running] == [[3, 3], [4, 4]]
+
+
+def test_layers_of_all_widths_share_one_code():
     counter = CompileCounter()
-    function = torch.compile(getattr(Arithmetic(), name), dynamic=True, backend=counter)
-    plain = getattr(Arithmetic(), name)
+    function = torch.compile(met, dynamic=True, backend=counter)
     for channels in (5, 7, 8, 11):
         _, rows = of_shares(channels)
-        mean, var, count = pooled(rows)
-        sums = rows[:, : 2 * channels].view(3, 2, channels)
         running = [torch.zeros(channels), torch.ones(channels)]
-        given = {
-            "pooled": (rows,),
-            "moved": (running, mean, var, count, Arithmetic().number(1 / channels, CPU)),
-            "handed": (sums, sums[0], var, torch.float32, torch.float64),
-        }[name]
-        again = [[value.clone() for value in running], *given[1:]] if name == "moved" else given
-        found, expected = function(*given), plain(*again)
-        if name == "moved":
-            found, expected = running, again[0]
-        assert all(map(torch.equal, found, expected))
+        again = [value.clone() for value in running]
+        rest = Arithmetic().number(1 / channels, CPU), 1e-5, torch.float32, True
+        found, expected = function(rows, running, *rest), met(rows, again, *rest)
+        assert all(map(torch.equal, (*found, *running), (*expected, *again)))
     assert counter.frame_count == 1
 
 

@@ -16,7 +16,7 @@ class Arithmetic:
     """The functions as a step calls them: as they are, or compiled (``StepCore.compilable``)."""
 
     def __init__(self) -> None:
-        self.packed, self.pooled, self.given, self.moved, self.handed = packed, pooled, given, moved, handed
+        self.packed, self.met = packed, met
         self._numbers: dict[tuple[float, torch.device], Tensor] = {}
 
     def names(self) -> list[str]:
@@ -43,37 +43,44 @@ def packed(mean: Tensor, var: Tensor, count: Tensor) -> Tensor:
 
 
 def pooled(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Combine what ``packed`` returns of several shares, shape (shares, 2 C + 1), in their order: mean, var, count."""
+    """Combine what ``packed`` returns of several shares, shape (shares, 2 C + 1), in their order.
+
+    Return mean, biased variance and count, each of shape (C,): what is alike in shape is one kernel.
+    """
     channels = (rows.size(1) - 1) // 2
-    means, variances, count = torch.split(rows, [channels, channels, 1], dim=1)
-    total = count.sum()
-    part = count / total
+    means, variances, counts = torch.split(rows, [channels, channels, 1], dim=1)
+    counts = counts.expand(-1, channels)
+    total = counts.sum(0)
+    part = counts / total
     mean = (means * part).sum(0)
     away = means - mean
     var = (torch.addcmul(variances, away, away) * part).sum(0)
     return mean, var, total
 
 
-def given(mean: Tensor, var: Tensor, count: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return mean, inverse deviation and count, shape (1,), as the kernels take them: in ``dtype``, and int32."""
-    return mean.to(dtype), (var + eps).rsqrt().to(dtype), count.to(torch.int32).reshape(1)
+def met(
+    rows: Tensor,
+    running: list[Tensor | None],
+    factor: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+    sure: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Combine the shares' statistics ``rows`` as ``pooled`` does, move what is running, and return what kernels take.
 
-
-def moved(running: list[Tensor | None], mean: Tensor, var: Tensor, count: Tensor, factor: Tensor) -> None:
-    """Move running mean and variance (``None``: not kept) in place by ``factor`` (1); the variance is made unbiased."""
-    # var * count / (count - 1)
-    values = mean, torch.addcdiv(var, var, count - 1)
-    for kept, value in zip(running, values, strict=True):
-        if kept is not None:
-            kept.copy_(torch.lerp(kept.double(), value, factor))
-
-
-def handed(
-    rows: Tensor, own: Tensor, invstd: Tensor, weight: torch.dtype | None, bias: torch.dtype | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the sums over all ranks, and the gradients of weight and bias in their dtypes, from this rank's sums.
-
-    ``own``: sum(dy) and sum(dy * (x - mean)), shape (2, C); ``rows``: those of all ranks, shape (ranks, 2, C).
+    ``running``: mean and variance, moved in place by ``factor`` (1), the variance made unbiased; ``None``: not kept, or
+    not to be moved. ``sure``: whether any share has a value; where none has, nothing moves, and what is returned leaves
+    x as it is. Return mean, inverse deviation and, for a CPU, variance in ``dtype``, and the count as int32, each (C,).
     """
-    grad_weight = None if weight is None else (own[1] * invstd).to(weight)
-    return rows.sum(0), grad_weight, None if bias is None else own[0].to(bias)
+    mean, var, total = pooled(rows)
+    some = None if sure else total > 0
+    if some is not None:
+        mean, var, total = torch.where(some, mean, 0.0), torch.where(some, var, 1.0), total.clamp_min(1)
+    # var * count / (count - 1)
+    values = mean, torch.addcdiv(var, var, total - 1)
+    for kept, value in zip(running, values, strict=True):
+        if kept is not None and factor is not None:
+            moved = torch.lerp(kept.double(), value, factor)
+            kept.copy_(moved if some is None else torch.where(some, moved, kept))
+    kept_var = None if rows.is_cuda else var.to(dtype)
+    return mean.to(dtype), (var + eps).rsqrt().to(dtype), kept_var, total.to(torch.int32)

@@ -12,7 +12,7 @@ from kway.errors import RefusedError
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import Normalise, gather_statistics
 from kway.step.presence import Presence
-from kway.step.running import move
+from kway.step.running import Running, to_move
 from kway.step.stand_in import Forward, stand_in_of, standing_in
 
 
@@ -98,29 +98,32 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
     module._check_input_dim(x)  # type: ignore[no-untyped-call]
     by_batch = module.training or (module.running_mean is None and module.running_var is None)
     if not by_batch:
-        running = module.running_mean, module.running_var
-        return nn.functional.batch_norm(x, *running, module.weight, module.bias, False, 0.0, module.eps)
+        held = module.running_mean, module.running_var
+        return nn.functional.batch_norm(x, *held, module.weight, module.bias, False, 0.0, module.eps)
     moves = module.training and module.track_running_stats
     if moves and module.running_mean is not None and x.size(1) != len(module.running_mean):
         raise RuntimeError(
             f"batch normalisation of {len(module.running_mean)} channels got {x.size(1)} (input {tuple(x.shape)})"
         )
-    statistics = gather_statistics(x, group, presence.counts, presence.arithmetic)
+    rows = gather_statistics(x, group, presence.counts, presence.arithmetic)
     # Reading the count waits for the device: only a share this small can mean that the batch is too small.
-    values = statistics.count.item() if module.training and x.numel() <= x.size(1) else None
-    if values == 1:
+    small = x.numel() <= x.size(1)
+    if module.training and small and rows[:, -1].sum().item() == 1:
         raise ValueError(
             f"batch normalisation needs more than 1 value a channel to train, and the global batch has 1 "
             f"(input {tuple(x.shape)} on rank {group.rank}): use a larger batch"
         )
-    some = None
-    if x.numel() <= x.size(1) or not presence.counts:
-        # Only for such a share can there be no value on any rank. A ghost may hold some then, and a rank never knows
-        # what those of others hold: all go on, without a look at the count, and meet in backward.
-        statistics, some = statistics.or_nothing()
+    running: Running = [None, None]
+    factor = None
     if moves and not recomputing():
-        move(module, statistics, presence.arithmetic, some)
-    arguments = (x, module.weight, module.bias, statistics, module.eps, group, presence.counts)
-    y: torch.Tensor = Normalise.apply(*arguments, presence.arithmetic)  # type: ignore[no-untyped-call]
+        running, factor = to_move(module, presence.arithmetic, x.device)
+    # Only for a small share can there be no value on any rank. A ghost may hold some then, and a rank never knows what
+    # those of others hold: all go on, without a look at the count, and meet in backward.
+    sure = not small and presence.counts
+    inner = torch.promote_types(torch.float32, x.dtype)
+    statistics = presence.arithmetic.met(rows, running, factor, module.eps, inner, sure)
+    y: torch.Tensor = Normalise.apply(  # type: ignore[no-untyped-call]
+        x, module.weight, module.bias, statistics, module.eps, group, presence.counts
+    )
     presence.meeting.add(y)
     return y

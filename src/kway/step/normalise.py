@@ -15,7 +15,6 @@ import torch
 from kway.comm.group import Group
 from kway.step.accompany import refuse_second_derivative
 from kway.step.arithmetic import Arithmetic
-from kway.step.running import Statistics
 
 Tensor = torch.Tensor
 
@@ -25,15 +24,18 @@ def spread(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.dim() - 2))
 
 
-def gather_statistics(x: Tensor, group: Group, counts: bool, arithmetic: Arithmetic) -> Statistics:
-    """Combine the statistics of all ranks' x. A rank whose share does not count contributes nothing."""
+def gather_statistics(x: Tensor, group: Group, counts: bool, arithmetic: Arithmetic) -> Tensor:
+    """Return the statistics of all ranks' x as ``packed``, a row a rank, float64.
+
+    A rank whose share does not count contributes nothing.
+    """
     channels = x.size(1)
     values = x.numel() // channels if counts and channels else 0
     if values:
         local = arithmetic.packed(*local_statistics(x), arithmetic.number(values, x.device))
     else:
         local = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
-    return Statistics(*arithmetic.pooled(group.stack(local)))
+    return group.stack(local)
 
 
 def local_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,27 +50,25 @@ def local_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Normalise(torch.autograd.Function):
-    """``apply(x, weight, bias, statistics, eps, group, counts, arithmetic)``: y = (x - mean) / sqrt(var + eps) * w + b.
+    """``apply(x, weight, bias, statistics, eps, group, counts)``: y = (x - mean) / sqrt(var + eps) * weight + bias.
 
-    The gradient flows through the statistics of the whole group: backward is a collective. The gradients of
-    weight and bias are those of this rank's share, as for any other parameter.
+    ``statistics``: see ``arithmetic.met``. The gradient flows through the statistics of the whole group: backward is a
+    collective. The gradients of weight and bias are those of this rank's share, as for any other parameter.
     """
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         """Normalise this rank's x."""
-        x, weight, bias, statistics, eps, group, counts, arithmetic = args
+        x, weight, bias, (mean, invstd, var, total), eps, group, counts = args
         x = x if _last(x) else x.contiguous()
-        inner = torch.promote_types(torch.float32, x.dtype)
-        mean, invstd, total = arithmetic.given(statistics.mean, statistics.var, statistics.count, eps, inner)
-        ctx.save_for_backward(x, weight, mean, invstd, total)
-        ctx.group, ctx.counts, ctx.eps, ctx.arithmetic = group, counts, eps, arithmetic
+        ctx.save_for_backward(x, weight, mean, invstd, total[:1])
+        ctx.group, ctx.counts, ctx.eps = group, counts, eps
         ctx.bias_dtype = None if bias is None else bias.dtype
         if not x.numel():
             return torch.empty_like(x)
         if x.is_cuda:
             return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
-        var = variance_of(invstd, statistics.var.to(inner), eps)
+        var = variance_of(invstd, var, eps)
         return torch.nn.functional.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
@@ -78,18 +78,17 @@ class Normalise(torch.autograd.Function):
         ctx.met = True
         x, weight, mean, invstd, total = ctx.saved_tensors
         dy = grads[0].contiguous(memory_format=torch.channels_last) if _last(x) else grads[0].contiguous()
-        sums = _local_sums(dy, x, mean, invstd, ctx.eps)
+        sums, grad_weight, grad_bias = _local_sums(dy, x, weight, ctx.bias_dtype, mean, invstd)
         if not ctx.counts:
-            sums.zero_()
-        weight_dtype = None if weight is None else weight.dtype
-        over_group, grad_weight, grad_bias = ctx.arithmetic.handed(
-            ctx.group.stack(sums), sums, invstd, weight_dtype, ctx.bias_dtype
-        )
+            for value in (sums, grad_weight, grad_bias):
+                if value is not None:
+                    value.zero_()
+        over_group = ctx.group.stack(sums).sum(0)
         if not x.numel():
             dx = torch.zeros_like(x)
         elif x.is_cuda:
             scale = None if weight is None else weight.to(mean.dtype)
-            sum_dy, sum_dy_xmu = over_group.to(mean.dtype).unbind(0)
+            sum_dy, sum_dy_xmu = over_group.unbind(0)
             dx = torch.batch_norm_backward_elemt(dy, x, mean, invstd, scale, sum_dy, sum_dy_xmu, total)
         else:
             average = over_group / total
@@ -98,7 +97,7 @@ class Normalise(torch.autograd.Function):
             rest = dy - spread(average[0].to(mean.dtype), x)
             rest.addcmul_(x - spread(mean, x), spread(slope, x), value=-1)
             dx = rest.mul_(spread(scale, x)).to(x.dtype)
-        return dx, grad_weight, grad_bias, None, None, None, None, None
+        return dx, grad_weight, grad_bias, None, None, None, None
 
 
 def variance_of(invstd: Tensor, var: Tensor, eps: float) -> Tensor:
@@ -120,17 +119,33 @@ def _last(x: Tensor) -> bool:
     return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
-def _local_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, eps: float) -> Tensor:
-    """Return sum(dy) and sum(dy * (x - mean)) over this rank's share, shape (2, C), in a wide dtype."""
+def _local_sums(
+    dy: Tensor, x: Tensor, weight: Tensor | None, bias: torch.dtype | None, mean: Tensor, invstd: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return sum(dy) and sum(dy * (x - mean)) over this rank's share, shape (2, C), in a wide dtype.
+
+    And the gradients of weight and bias, a bias of dtype ``bias``; ``None`` where there is none.
+    """
+    grad_weight = grad_bias = None
     if not x.numel():
         # As the others' are, with which these are gathered.
-        return torch.zeros(2, x.size(1), dtype=mean.dtype if x.is_cuda else torch.float64, device=x.device)
-    if x.is_cuda:
-        sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(
-            dy, x, mean, invstd, None, True, False, False
+        sums = torch.zeros(2, x.size(1), dtype=mean.dtype if x.is_cuda else torch.float64, device=x.device)
+    elif x.is_cuda:
+        # The kernel has both gradients at hand.
+        asked = weight is not None, weight is not None and bias == weight.dtype
+        found = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, *asked)
+        sums = torch.stack(found[:2])
+        grad_weight, grad_bias = (
+            value if wanted else None for value, wanted in zip(found[2:], asked, strict=True)
         )
-        return torch.stack([sum_dy, sum_dy_xmu])
-    dims = [dim for dim in range(x.dim()) if dim != 1]
-    centred = x - spread(mean, x)
-    wide = torch.float64
-    return torch.stack([dy.sum(dims, dtype=wide), centred.mul_(dy).sum(dims, dtype=wide)])
+    else:
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        centred = x - spread(mean, x)
+        wide = torch.float64
+        sums = torch.stack([dy.sum(dims, dtype=wide), centred.mul_(dy).sum(dims, dtype=wide)])
+    if grad_weight is None and weight is not None:
+        grad_weight = (sums[1] * invstd).to(weight.dtype)
+    if grad_bias is None and bias is not None:
+        # Not the sums themselves: what is sent may be zeroed or added to.
+        grad_bias = sums[0].to(bias, copy=True)
+    return sums, grad_weight, grad_bias
