@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from kway.measuring.bench import Bench, Row, normal
+from kway.measuring.bench import Bench, Row
 from kway.measuring.figure import Figure
 from kway.measuring.hidden import find, hidden_figure
+from kway.measuring.reference import normal
 from kway.measuring.timer import Work
 from kway.measuring.work import lazily, waited, waiter
 
