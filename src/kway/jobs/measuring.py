@@ -141,9 +141,10 @@ def _start(todo: Sequence[Experiment], benches: dict[str, Bench], say: Callable[
     """Start what the experiments work with, all of it at once, before the first one measures."""
     begun = time.perf_counter()
     waits = [experiment.start(benches[experiment.name]) for experiment in todo]
-    for bench in list(benches.values())[:1]:
-        for gpu in bench.gpus:
-            reference(gpu)(1)  # loads its libraries
+    for gpu in {
+        gpu for experiment in todo for gpu in benches[experiment.name].gpus if experiment.quick_s.gpu
+    }:
+        reference(gpu)(1)  # loads its libraries
     for wait in waits:
         # A back end that does not work here is said by the experiment that needs it.
         with suppress(RankError):

@@ -40,7 +40,8 @@ class Buffers:
 def copy(buffers: Buffers, source: str, target: str, memory: str, size: int) -> Work:
     """Return the copy of ``size`` bytes. The clock stops when they have arrived.
 
-    Only copies of ``NON_BLOCKING`` are queued one after the other: others wait for each by themselves.
+    Only copies of ``NON_BLOCKING``, and those between GPUs, are queued one after the other: others wait for each by
+    themselves.
     """
 
     def make() -> Work:
@@ -162,7 +163,9 @@ def line_of(bench: Bench, source: str, target: str, memory: str, measured: Seque
     points = [(figure.parameters["bytes"], figure.parameters["bytes"] / figure.value) for figure in measured]
     limit = limit_of(bench, source, target, max((size for size, _ in points), default=0))
     way = parameters(source, target, memory)
-    return fitted(bench.maker(bench.readings[-1]), ("copy latency", "copy bandwidth"), way, points, limit)
+    make, names = bench.maker(bench.readings[-1]), ("copy latency", "copy bandwidth")
+    # See ``copy``: those of others wait for each.
+    return fitted(make, names, way, points, limit, queued=memory in (NON_BLOCKING, ""))
 
 
 EXPERIMENT = Experiment(
@@ -182,4 +185,5 @@ EXPERIMENT = Experiment(
     quick_s=Seconds(4.0, cpu=0.6, gpu=1.6, more=0.6),
     full_s=Seconds(60.0, cpu=10.0, gpu=50.0, more=40.0),
     order=20,
+    version=2,
 )
