@@ -13,7 +13,7 @@ from kway.measuring.experiment import chosen, experiments
 from kway.measuring.experiments import compute, copies, offload
 from kway.measuring.limits import Limits
 from kway.measuring.names import names
-from kway.measuring.reference import reference
+from kway.measuring.reference import reference, undisturbed
 from kway.measuring.timer import Policy
 from kway.measuring.work import each_waited, launched, lazily, waited
 
@@ -232,6 +232,14 @@ def test_the_reference_of_a_cpu_is_the_work_of_one_thread():
         torch.set_num_threads(before)
     # Two threads would use twice the time that passes.
     assert used < 1.5 * max(took, 1e-2)
+
+
+def test_the_fastest_third_stands_for_the_others():
+    seconds = iter([9.0, 2.0, 3.0, 5.0, 4.0, 6.0])
+    asked = []
+    work = undisturbed(lambda count: asked.append(count) or next(seconds))
+    assert (work(30), work(1)) == (6.0, 4.0)
+    assert asked == [10] * 3 + [1] * 3
 
 
 def test_latency_and_bandwidth_of_a_way_stand_beside_its_limit():

@@ -106,7 +106,8 @@ def launch_bound(figures: Sequence[Figure]) -> list[str]:
         if whole and launch and launch.value >= _MOSTLY * whole.value:
             said.append(
                 f"{NAME}: at n = {size} launching takes {seconds_text(launch.value)} of the "
-                f"{seconds_text(whole.value)} of the way {SIDE}: events and changes of stream cost more there than what they could hide"
+                f"{seconds_text(whole.value)} of the way {SIDE}: events and changes of "
+                "stream cost more there than what they could hide"
             )
     return said
 
