@@ -33,14 +33,45 @@ def test_what_sums_say_in_closed_form(averaged, loss, divisor):
     assert float(by) == pytest.approx(divisor, abs=1e-15)
 
 
+@pytest.mark.parametrize("averaged", [True, False])
 @pytest.mark.parametrize("wrong", ["other collectives", "a gradient that came too late"])
-def test_numbers_that_must_not_count_are_none(wrong):
+def test_numbers_that_must_not_count_are_none(wrong, averaged):
     parts = both(8.0 if wrong == "other collectives" else 7.0)
     if wrong != "other collectives":
         parts[0, -1] = math.nan
-    numbers, by = told(parts, 2, 10, True, True, True, torch.float64)
+    numbers, by = told(parts, 2, 10, averaged, True, True, torch.float64)
     assert torch.isnan(numbers[:2]).all()
     assert torch.isnan(by)
+
+
+@pytest.mark.parametrize(("averaged", "loss", "divisor"), [(True, math.nan, 1.0), (False, 0.0, 0.1)])
+def test_a_batch_of_no_weight_has_no_mean_and_leaves_gradients_as_they_are(averaged, loss, divisor):
+    parts = both()
+    parts[0, :4] = 0
+    numbers, by = told(parts, 2, 10, averaged, True, True, torch.float64)
+    assert numbers[:2].tolist() == pytest.approx([loss, 0], nan_ok=True)
+    assert float(by) == pytest.approx(divisor, abs=1e-15)
+
+
+def test_fingerprints_that_are_not_compared_here_are_handed_on():
+    numbers, by = told(both(8.0), 2, 10, True, True, False, torch.float64)
+    assert numbers.tolist() == [1, 8, 3, 5, 0, 1, 7, 8]
+    assert float(by) == 0.8
+
+
+def test_a_step_that_tells_no_fingerprints_has_none():
+    numbers, _ = told(both(8.0), 2, 10, True, False, False, torch.float64)
+    assert numbers.tolist() == [1, 8, 3, 5, 0, 1]
+    assert apart(numbers, 2, False)[-1] is None
+
+
+def test_parts_are_added_up_in_double_precision():
+    parts = torch.zeros(3, 5)
+    parts[:, 0] = torch.tensor([2.0**24, 1, 1])
+    parts[0, 1] = 1
+    numbers, by = told(parts, 1, 1, True, True, True, torch.float32)
+    assert numbers.dtype == by.dtype == torch.float32
+    assert numbers[:3].tolist() == [2**24 + 2, 1, 2**24 + 2]
 
 
 def recorded(context, compiles):
