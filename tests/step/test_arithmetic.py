@@ -27,6 +27,23 @@ def test_statistics_of_shares_are_those_of_the_whole():
     torch.testing.assert_close(var, x.var(0, correction=0), rtol=1e-14, atol=1e-14)
 
 
+def test_shares_are_added_up_one_after_the_other():
+    # So many that a reduction adds up in another order, and not all of one size.
+    x = torch.randn(400, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    cuts = [1 + place % 9 for place in range(72)]
+    numbers = Arithmetic()
+    rows = [packed(*statistics(part), numbers.number(len(part), CPU)) for part in x[: sum(cuts)].split(cuts)]
+    parts = [(row[:3], row[3:6], row[6] / sum(cuts)) for row in rows]
+    mean = var = torch.zeros(3, dtype=torch.float64)
+    for own, _, part in parts:
+        mean = mean + own * part
+    for own, within, part in parts:
+        var = var + torch.addcmul(within, own - mean, own - mean) * part
+    found = pooled(torch.stack(rows))
+    assert torch.equal(found[0], mean)
+    assert torch.equal(found[1], var)
+
+
 def test_running_statistics_move_as_torch_moves_them():
     x, rows = of_shares(3)
     layer = torch.nn.BatchNorm1d(3, momentum=0.3).double()

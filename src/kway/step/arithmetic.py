@@ -50,12 +50,23 @@ def pooled(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     channels = (rows.size(1) - 1) // 2
     means, variances, counts = torch.split(rows, [channels, channels, 1], dim=1)
     counts = counts.expand(-1, channels)
+    # Whole numbers, whose sum is exact in any order.
     total = counts.sum(0)
     part = counts / total
-    mean = (means * part).sum(0)
+    mean = in_order(means * part)
     away = means - mean
-    var = (torch.addcmul(variances, away, away) * part).sum(0)
-    return mean, var, total
+    return mean, in_order(torch.addcmul(variances, away, away) * part), total
+
+
+def in_order(rows: Tensor) -> Tensor:
+    """Return the sum of the rows of a tensor (rows, C), one after the other.
+
+    The order is in the code: each rank compiles it by itself, and a compiler is free to choose that of a reduction.
+    """
+    total, *others = rows.unbind(0)
+    for row in others:
+        total = total + row
+    return total
 
 
 def met(
