@@ -38,7 +38,7 @@ class CompiledStep:
     ) -> None:
         self._model, self._inner = core.model, inner
         dynamo: Any = import_module("torch._dynamo")
-        self._failed = dynamo.exc.BackendCompilerFailed
+        self._failed, self._any_failure = dynamo.exc.BackendCompilerFailed, dynamo.exc.TorchDynamoException
         if core.kept is not None:
             # Not as a part of compiled code, which would give it a buffer after all that the pass did to it.
             vars(core.kept)["registered"] = dynamo.disable(core.kept.registered)
@@ -52,7 +52,7 @@ class CompiledStep:
         self._small: list[tuple[Any, str, Any]] = [(core, "compiles", True)] if launches else []
         for owner, name, dynamic in core.compilable() if launches else ():
             function = torch.compile(getattr(owner, name), dynamic=dynamic, options=options)
-            self._small.append((owner, name, function))
+            self._small.append((owner, name, self._or_as_it_is(owner, name, function)))
 
     @property
     def kind(self) -> str:
@@ -72,7 +72,7 @@ class CompiledStep:
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step``: see ``StepCore.run``.
 
-        Raises ``KwayError`` where torch.compile fails on the model or a built-in loss.
+        Raises ``KwayError`` where torch.compile fails on the model, or on the backward pass of a built-in loss.
         """
         # Evaluation and prediction have shapes of their own, which would each be compiled.
         with ExitStack() as undo:
@@ -89,9 +89,32 @@ class CompiledStep:
                     "use a step kind that does not compile: eager, or graph on a GPU",
                 ) from error
 
+    def _or_as_it_is(self, owner: Any, name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a small function that is run as it is, from then on, where it turns out that it does not compile."""
+        plain: Callable[..., Any] = getattr(owner, name)
+
+        def call(*given: Any) -> Any:
+            try:
+                return compiled(*given)
+            except self._any_failure as error:
+                # First: what is wrong with the numbers themselves, it says too.
+                found = plain(*given)
+                cause = getattr(error, "inner_exception", error)
+                said = next(iter(str(cause).splitlines()), "")
+                self.notices.append(f"{_name_of(plain)} is not compiled: {type(cause).__name__}: {said}")
+            self._small = [held for held in self._small if held[0] is not owner or held[1] != name]
+            setattr(owner, name, plain)
+            return found
+
+        return call
+
     def forget(self) -> None:
         """Forget recordings; compiled code reads parameters where they are."""
         self._inner.forget()
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return ".".join(getattr(function, part, "") for part in ("__module__", "__qualname__"))
 
 
 def _seen(model: nn.Module) -> Callable[..., Any]:
