@@ -17,21 +17,21 @@ class Arithmetic:
 
     def __init__(self) -> None:
         self.packed, self.met = packed, met
-        self._numbers: dict[tuple[float, torch.device], Tensor] = {}
+        self._numbers: dict[tuple[float, torch.device, torch.dtype], Tensor] = {}
 
     def names(self) -> list[str]:
         """List the attributes that are functions."""
         return [name for name in vars(self) if not name.startswith("_")]
 
-    def number(self, value: float, device: torch.device) -> Tensor:
+    def number(self, value: float, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
         """Return a number as a tensor of shape (1,) on ``device``, as a rule the same one each time."""
         # As a constant it would be part of compiled code, of which each number would need its own.
-        held = (value, device)
+        held = (value, device, dtype)
         if held in self._numbers:
             return self._numbers[held]
         # The first time is no part of what makes two steps alike.
         with _disable_current_modes():
-            made = torch.full((1,), value, dtype=torch.float64, device=device)
+            made = torch.full((1,), value, dtype=dtype, device=device)
         if len(self._numbers) < MOST_NUMBERS:
             self._numbers[held] = made
         return made

@@ -100,8 +100,10 @@ class ShareStep(StepCore):
         tells = own is not None
         # A CPU has the numbers at hand, and says at once which rank is wrong.
         compares = tells and parts.is_cuda
+        # Not as a constant, which would be part of compiled code: sizes of batches may be many.
+        total = self.presence.arithmetic.number(share.total, self.device, sums.dtype)
         numbers, divisor = self.told(
-            parts, self.ranks, share.total, self.rule.averaged, tells, compares, sums.dtype
+            parts, self.ranks, total, self.rule.averaged, tells, compares, sums.dtype
         )
         loss, weight, losses, asked, calls = apart(numbers, self.ranks, tells)
         if calls is not None and not compares:
