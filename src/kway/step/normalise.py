@@ -62,7 +62,7 @@ class Normalise(torch.autograd.Function):
         x, weight, bias, (mean, invstd, var, total), eps, group, counts = args
         x = x if _last(x) else x.contiguous()
         ctx.save_for_backward(x, weight, mean, invstd, total[:1])
-        ctx.group, ctx.counts, ctx.eps = group, counts, eps
+        ctx.group, ctx.counts = group, counts
         ctx.bias_dtype = None if bias is None else bias.dtype
         if not x.numel():
             return torch.empty_like(x)
@@ -80,9 +80,8 @@ class Normalise(torch.autograd.Function):
         dy = grads[0].contiguous(memory_format=torch.channels_last) if _last(x) else grads[0].contiguous()
         sums, grad_weight, grad_bias = _local_sums(dy, x, weight, ctx.bias_dtype, mean, invstd)
         if not ctx.counts:
-            for value in (sums, grad_weight, grad_bias):
-                if value is not None:
-                    value.zero_()
+            # The gradients of weight and bias are left out where those of all parameters are.
+            sums.zero_()
         over_group = ctx.group.stack(sums).sum(0)
         if not x.numel():
             dx = torch.zeros_like(x)
