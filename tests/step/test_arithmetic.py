@@ -83,6 +83,12 @@ def test_layers_of_all_widths_share_one_code():
     assert counter.frame_count == 1
 
 
+def test_what_is_listed_are_the_functions_alone():
+    arithmetic = Arithmetic()
+    arithmetic.more = 3
+    assert {name: getattr(arithmetic, name) for name in arithmetic.names()} == {"packed": packed, "met": met}
+
+
 def test_numbers_are_kept_up_to_a_number():
     kept = Arithmetic()
     first = kept.number(0, CPU)

@@ -19,9 +19,9 @@ class Arithmetic:
         self.packed, self.met = packed, met
         self._numbers: dict[tuple[float, torch.device, torch.dtype], Tensor] = {}
 
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         """List the attributes that are functions."""
-        return [name for name in vars(self) if not name.startswith("_")]
+        return ("packed", "met")
 
     def number(self, value: float, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
         """Return a number as a tensor of shape (1,) on ``device``, as a rule the same one each time."""
