@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.step.recorded import opened
 from torch import nn
 
 import kway
@@ -123,6 +124,29 @@ def as_on_a_gpu(run, *functions):
     inner = SimpleNamespace(kind="eager", notices=[])
     inner.run = lambda *_: run(core, owner)
     return CompiledStep(core, inner), owner
+
+
+def test_on_a_gpu_the_small_functions_of_a_step_are_compiled_while_it_runs():
+    engine, _, _ = opened(nn.Linear(3, 2), optimizer=SGD)
+    core, seen = engine._step, {}
+    core.device = torch.device("cuda")
+    owners = {"summed": core.rule, "packed": core.presence.arithmetic, "met": core.presence.arithmetic,
+              "written": core, "told": core}  # fmt: skip
+    plain = {name: getattr(owner, name) for name, owner in owners.items()}
+    inner = SimpleNamespace(
+        kind="eager",
+        notices=[],
+        run=lambda *_: seen.update(
+            {name: getattr(owner, name) for name, owner in owners.items()}, compiles=core.compiles
+        ),
+    )
+    CompiledStep(core, inner).run("share", 0)
+    assert seen.pop("compiles")
+    assert not core.compiles
+    assert not [name for name, function in plain.items() if seen[name] is function]
+    assert all(getattr(owner, name) is plain[name] for name, owner in owners.items())
+    core.device = CPU
+    engine.close()
 
 
 def test_a_small_function_that_does_not_compile_runs_as_it_is_and_is_named():

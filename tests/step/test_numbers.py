@@ -125,7 +125,7 @@ def taken(context, compiles):
     return outcomes, weights, replays, said
 
 
-def test_a_recorded_step_tells_the_same_whether_it_is_compiled_or_not(ranks):
+def test_a_recorded_step_tells_the_same_from_cells_on_the_device_and_by_filling_in(ranks):
     plain, fused = (ranks.run(recorded, compiles, size=2) for compiles in (False, True))
     for (outcomes, weights, replays, said), (others, their, again, too) in zip(plain, fused, strict=True):
         assert replays
