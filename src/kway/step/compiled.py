@@ -1,6 +1,6 @@
 """The model's training pass through torch.compile, in place: names, parameters, class and hooks stay as they are.
 
-On a GPU a built-in loss too.
+On a GPU, each by itself, a built-in loss and the small arithmetic around collectives too (``StepCore.compilable``).
 """
 
 from collections.abc import Callable, Iterator
