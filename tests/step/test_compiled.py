@@ -130,7 +130,7 @@ def test_on_a_gpu_the_small_functions_of_a_step_are_compiled_while_it_runs():
     engine, _, _ = opened(nn.Linear(3, 2), optimizer=SGD)
     core, seen = engine._step, {}
     core.device = torch.device("cuda")
-    owners = {"summed": core.rule, "packed": core.presence.arithmetic, "met": core.presence.arithmetic,
+    owners = {"summed": core.rule, "packed": core.presence.arithmetic, "combined": core.presence.arithmetic,
               "written": core, "told": core}  # fmt: skip
     plain = {name: getattr(owner, name) for name, owner in owners.items()}
     inner = SimpleNamespace(

@@ -16,12 +16,12 @@ class Arithmetic:
     """The functions as a step calls them: as they are, or compiled (``StepCore.compilable``)."""
 
     def __init__(self) -> None:
-        self.packed, self.met = packed, met
+        self.packed, self.combined = packed, combined
         self._numbers: dict[tuple[float, torch.device, torch.dtype], Tensor] = {}
 
     def names(self) -> tuple[str, ...]:
         """List the attributes that are functions."""
-        return ("packed", "met")
+        return ("packed", "combined")
 
     def number(self, value: float, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
         """Return a number as a tensor of shape (1,) on ``device``, as a rule the same one each time."""
@@ -69,7 +69,7 @@ def in_order(rows: Tensor) -> Tensor:
     return total
 
 
-def met(
+def combined(
     rows: Tensor,
     running: list[Tensor | None],
     factor: Tensor | None,

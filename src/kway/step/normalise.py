@@ -52,8 +52,8 @@ def local_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 class Normalise(torch.autograd.Function):
     """``apply(x, weight, bias, statistics, eps, group, counts)``: y = (x - mean) / sqrt(var + eps) * weight + bias.
 
-    ``statistics``: see ``arithmetic.met``. The gradient flows through the statistics of the whole group: backward is a
-    collective. The gradients of weight and bias are those of this rank's share, as for any other parameter.
+    ``statistics``: see ``arithmetic.combined``. The gradient flows through the statistics of the whole group: backward
+    is a collective. The gradients of weight and bias are those of this rank's share, as for any other parameter.
     """
 
     @staticmethod
