@@ -146,6 +146,10 @@ def compiling(
     keep_code()
     config: Any = import_module("torch._dynamo.config")
     # Compiled code is kept by function, for all runs of a process: a hook that came later must not be passed over.
+    # They reach this thread alone. Backward on a GPU runs on a thread of autograd's, where torch's own hold, the limit
+    # of 8 among them. What is compiled there is only what layers that are computed again call by themselves, as the
+    # small arithmetic: checkpoints are a part of compiled code, or are left out of it with all that is inside. Variants
+    # that are there are used; a ninth that is first asked for there stays uncompiled, as do new ones after it.
     settings = config.patch(recompile_limit=MOST_VARIANTS, skip_nnmodule_hook_guards=False)
     with ExitStack() as undo, settings, _gradients_as_outputs():
         for _, module in layers(core.model):
