@@ -87,6 +87,16 @@ def test_ranks_that_call_other_collectives_hear_of_it(task):
         meet(2, task)
 
 
+def test_ranks_that_send_other_numbers_than_are_awaited_hear_of_it():
+    def task(group):
+        # The first rank sends the second one entry, which awaits two.
+        sent, awaited = ([2, 1], [2, 2]) if group.rank == 0 else ([2, 2], [2, 2])
+        return group.exchange(torch.zeros(sum(sent)), sent, awaited)()
+
+    with pytest.raises(MispairedError, match="rank 1 awaits 2 entries of rank 0 in all-to-all, which sent 1"):
+        meet(2, task)
+
+
 def begun(group):
     """Begin what runs side by side, and never end it."""
     return group.side_by_side().__enter__()

@@ -1,8 +1,10 @@
 """Batch normalisation over ranks is torch's on the whole batch: outputs, gradients, running statistics."""
 
 import copy
+import math
 import pickle
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -328,3 +330,35 @@ def test_the_input_may_be_handed_over_by_its_name(ranks):
     x = draw(6, 4)
     found = torch.cat(ranks.run(by_name, ByName().double(), x, size=2))
     torch.testing.assert_close(found, ByName().double()(x).detach())
+
+
+class Strange(nn.Module):
+    """Ends in no numbers on the rank that holds no sample, before and behind its batch normalisation."""
+
+    def __init__(self, strange):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm, self.last = nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)
+        self.strange = strange
+
+    def forward(self, x):
+        here = self.strange and torch.distributed.get_rank() == 1
+        rows = self.layer(x + torch.arange(4).view(4, 1))
+        return self.last(self.norm(rows * math.inf if here else rows))[:1]
+
+
+def test_a_ghost_whose_gradients_are_no_numbers_does_not_count(ranks):
+    x = torch.tensor([[1.0, 0.5], [0.2, 3.0]])
+    job = kway.Job(
+        model=Strange, loss=nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=0.1), data=(x, x), batch_size=1,
+        precision="fp64",
+    )  # fmt: skip
+    plain, strange = (
+        kway.train(
+            replace(job, model=partial(Strange, how)), devices="cpu:2", epochs=2, ranks=ranks, echo=False
+        )
+        for how in (False, True)
+    )
+    for name, value in plain.model.state_dict().items():
+        assert torch.equal(value, strange.model.state_dict()[name]), name
+    assert not torch.equal(plain.model.norm.weight, torch.ones(2))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.step.recorded import opened
 from torch import nn
 
 import kway
@@ -111,6 +112,83 @@ def test_a_model_that_cannot_be_compiled_is_named_with_what_helps():
     ):
         step.run("share", 0)
     assert core.model._compiled_call_impl is None
+
+
+def as_on_a_gpu(run, *functions):
+    """Make a compiled step whose device says that it is a GPU, around ``run(core, owner)``; and that owner."""
+    owner = SimpleNamespace(**{function.__name__: function for function in functions})
+    core = SimpleNamespace(
+        model=nn.Linear(1, 1), kept=None, device=torch.device("cuda"), compiles=False,
+        compilable=lambda: [(owner, name, False) for name in vars(owner)],
+    )  # fmt: skip
+    inner = SimpleNamespace(kind="eager", notices=[])
+    inner.run = lambda *_: run(core, owner)
+    return CompiledStep(core, inner), owner
+
+
+def test_on_a_gpu_the_small_functions_of_a_step_are_compiled_while_it_runs():
+    engine, _, _ = opened(nn.Linear(3, 2), optimizer=SGD)
+    core, seen = engine._step, {}
+    core.device = torch.device("cuda")
+    owners = {"summed": core.rule, "packed": core.presence.arithmetic, "combined": core.presence.arithmetic,
+              "written": core, "told": core}  # fmt: skip
+    plain = {name: getattr(owner, name) for name, owner in owners.items()}
+    inner = SimpleNamespace(
+        kind="eager",
+        notices=[],
+        run=lambda *_: seen.update(
+            {name: getattr(owner, name) for name, owner in owners.items()}, compiles=core.compiles
+        ),
+    )
+    CompiledStep(core, inner).run("share", 0)
+    assert seen.pop("compiles")
+    assert not core.compiles
+    assert not [name for name, function in plain.items() if seen[name] is function]
+    assert all(getattr(owner, name) is plain[name] for name, owner in owners.items())
+    core.device = CPU
+    engine.close()
+
+
+def test_a_small_function_that_does_not_compile_runs_as_it_is_and_is_named():
+    how = []
+
+    @torch.library.custom_op("kway_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @twice.register_fake
+    def _(x):
+        raise ValueError("no such loop")
+
+    def fails(x):
+        return twice(x)
+
+    def works(x):
+        how.append(torch.compiler.is_compiling())
+        return x + 1
+
+    step, owner = as_on_a_gpu(
+        lambda core, own: (own.fails(torch.ones(2)).tolist(), own.works(torch.ones(2)).tolist()), fails, works
+    )
+    for _ in range(3):
+        assert step.run("share", 0) == ([2, 2], [2, 2])
+        assert owner.fails is fails
+    assert how == [True] * 3
+    (notice,) = step.notices
+    assert notice.startswith("tests.step.test_compiled.")
+    assert ".fails is not compiled: " in notice
+
+
+def test_what_is_wrong_with_the_numbers_of_a_small_function_is_no_matter_of_compiling():
+    def product(x):
+        return x @ torch.ones(3)
+
+    step, owner = as_on_a_gpu(lambda core, own: own.product(torch.ones(2)), product)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="size"):
+            step.run("share", 0)
+    assert owner.product is product
+    assert not step.notices
 
 
 def test_what_kway_refuses_inside_the_model_is_said_as_it_is():

@@ -103,8 +103,8 @@ WAYS = [(every, Pair), (own, Pair), (scalar, Pair), (as_it_is, Inside)]
     ids=lambda value: value[0].__name__ if value in WAYS else None,
 )
 def test_a_contrastive_loss_trains_as_on_one_device(ranks, size, way, batches):
-    (loss, model), (batch_size, steps) = way, batches
     """The last batch of 8 holds three samples: with four devices, one has none."""
+    (loss, model), (batch_size, steps) = way, batches
     run = kway.train(
         job_of(loss, batch_size, model), devices=f"cpu:{size}", epochs=1, ranks=ranks, echo=False
     )

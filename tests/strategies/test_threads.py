@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import kway
+from kway.comm.reduce import GradientReducer
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(21, 6, generator=G), torch.arange(21) % 3
@@ -161,6 +162,48 @@ class Branching(nn.Module):
 def test_a_layer_that_only_one_replica_comes_to_ends_the_run():
     with pytest.raises(kway.MispairedError, match=r"rank 0 waits in .*, rank 1 waits in .* of series /1"):
         train(job_of(Branching))
+
+
+class Routed(nn.Module):
+    """Two heads; the last layer of all normalises, and shares without a sample of its kind do not reach it."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.usual = nn.Linear(6, 4), nn.Linear(4, 4)
+        self.rare = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    def forward(self, x):
+        hidden = self.trunk(x)
+        return self.usual(hidden), self.rare(hidden)
+
+
+def routed(output, target):
+    rare = target > 0
+    total = (output[0] - 1).square()[~rare].sum()
+    if rare.any():
+        total = total + (output[1] - 1).square()[rare].sum()
+    return total, len(target)
+
+
+def test_nothing_is_sent_ahead_of_layers_that_communicate_in_backward():
+    # Both kinds are in each share for four steps; then the first one has none of the second.
+    target = torch.tensor([1, 0] * 8 + [0, 0, 1, 1])
+    job = job_of(Routed, loss=routed, data=(X[:20], target), batch_size=4, shuffle=False, precision="fp64")
+    alone = kway.train(job, devices="cpu:1", epochs=1).model.state_dict()
+    run = train(job, epochs=1, settings={"bucket_mib": 1e-5})
+    for name, value in alone.items():
+        torch.testing.assert_close(run.model.state_dict()[name], value, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize(("model", "ahead"), [(plain, 0), (dropped, 2)])
+def test_gradients_are_sent_ahead_where_nothing_else_communicates(monkeypatch, model, ahead):
+    ranks, real = [], GradientReducer.sending
+    monkeypatch.setattr(
+        GradientReducer, "sending", lambda self: (ranks.append(self.group.rank), real(self))[1]
+    )
+    train(job_of(model), epochs=1, settings={"bucket_mib": 1e-5})
+    # Of three steps the first one finds out.
+    assert [ranks.count(rank) for rank in (0, 1)] == [ahead, ahead]
 
 
 class Late(nn.Module):

@@ -1,4 +1,7 @@
-"""How many collectives this process has begun, whoever called them: a model may have some of its own."""
+"""How many collectives of torch this process has begun, whoever called them: a model may have some of its own.
+
+Ranks that are threads of one process call none of them: what these begin, ``Trace.begun`` counts, rank by rank.
+"""
 
 from typing import Any
 

@@ -171,18 +171,26 @@ class ThreadGroup(Group):
     def exchange(
         self, sent: torch.Tensor, sent_sizes: list[int], sizes: list[int]
     ) -> Callable[[], torch.Tensor]:
-        """Send ``sent_sizes[r]`` entries of a flat tensor to each rank r; what is returned waits for theirs."""
+        """Send ``sent_sizes[r]`` entries of a flat tensor to each rank r; what is returned waits for theirs.
+
+        It raises ``MispairedError`` where a rank r has sent another number than ``sizes[r]``.
+        """
         if self.size == 1:
             return sent.clone
         self.trace.note("exchange", (), sent.dtype)
-        starts = [sum(sent_sizes[:place]) for place in range(self.size + 1)]
-        begun = self._lay("all-to-all", (_Handed(sent.detach().clone()), starts), dtype=sent.dtype)
+        laid = _Handed(sent.detach().clone()), tuple(sent_sizes)
+        begun = self._lay("all-to-all", laid, dtype=sent.dtype)
 
         def answer() -> torch.Tensor:
-            received = begun()
-            parts = [
-                piece.on(sent.device, slice(cuts[self.rank], cuts[self.rank + 1])) for piece, cuts in received
-            ]
+            parts = []
+            for rank, ((piece, counts), awaited) in enumerate(zip(begun(), sizes, strict=True)):
+                if counts[self.rank] != awaited:
+                    raise _mispaired(
+                        f"rank {self.rank} awaits {awaited} entries of rank {rank} in all-to-all, which sent "
+                        f"{counts[self.rank]}"
+                    )
+                start = sum(counts[: self.rank])
+                parts.append(piece.on(sent.device, slice(start, start + awaited)))
             return torch.cat(parts)
 
         return answer

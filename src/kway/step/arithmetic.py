@@ -16,22 +16,22 @@ class Arithmetic:
     """The functions as a step calls them: as they are, or compiled (``StepCore.compilable``)."""
 
     def __init__(self) -> None:
-        self.packed, self.met = packed, met
-        self._numbers: dict[tuple[float, torch.device], Tensor] = {}
+        self.packed, self.combined = packed, combined
+        self._numbers: dict[tuple[float, torch.device, torch.dtype], Tensor] = {}
 
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         """List the attributes that are functions."""
-        return [name for name in vars(self) if not name.startswith("_")]
+        return ("packed", "combined")
 
-    def number(self, value: float, device: torch.device) -> Tensor:
+    def number(self, value: float, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
         """Return a number as a tensor of shape (1,) on ``device``, as a rule the same one each time."""
         # As a constant it would be part of compiled code, of which each number would need its own.
-        held = (value, device)
+        held = (value, device, dtype)
         if held in self._numbers:
             return self._numbers[held]
         # The first time is no part of what makes two steps alike.
         with _disable_current_modes():
-            made = torch.full((1,), value, dtype=torch.float64, device=device)
+            made = torch.full((1,), value, dtype=dtype, device=device)
         if len(self._numbers) < MOST_NUMBERS:
             self._numbers[held] = made
         return made
@@ -50,15 +50,26 @@ def pooled(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     channels = (rows.size(1) - 1) // 2
     means, variances, counts = torch.split(rows, [channels, channels, 1], dim=1)
     counts = counts.expand(-1, channels)
+    # Whole numbers, whose sum is exact in any order.
     total = counts.sum(0)
     part = counts / total
-    mean = (means * part).sum(0)
+    mean = in_order(means * part)
     away = means - mean
-    var = (torch.addcmul(variances, away, away) * part).sum(0)
-    return mean, var, total
+    return mean, in_order(torch.addcmul(variances, away, away) * part), total
 
 
-def met(
+def in_order(rows: Tensor) -> Tensor:
+    """Return the sum of the rows of a tensor (rows, C), one after the other.
+
+    The order is in the code: each rank compiles it by itself, and a compiler is free to choose that of a reduction.
+    """
+    total, *others = rows.unbind(0)
+    for row in others:
+        total = total + row
+    return total
+
+
+def combined(
     rows: Tensor,
     running: list[Tensor | None],
     factor: Tensor | None,

@@ -12,7 +12,7 @@ from kway.errors import RefusedError
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import Normalise, gather_statistics
 from kway.step.presence import Presence
-from kway.step.running import Running, to_move
+from kway.step.running import Running, count_batch
 from kway.step.stand_in import Forward, stand_in_of, standing_in
 
 
@@ -119,12 +119,12 @@ def global_forward(
     running: Running = [None, None]
     factor = None
     if moves and not recomputing():
-        running, factor = to_move(module, presence.arithmetic, x.device)
+        running, factor = count_batch(module, presence.arithmetic, x.device)
     # Only for a small share can there be no value on any rank. A ghost may hold some then, and a rank never knows what
     # those of others hold: all go on, without a look at the count, and meet in backward.
     sure = not small and presence.counts
     inner = torch.promote_types(torch.float32, x.dtype)
-    statistics = presence.arithmetic.met(rows, running, factor, module.eps, inner, sure)
+    statistics = presence.arithmetic.combined(rows, running, factor, module.eps, inner, sure)
     y: torch.Tensor = Normalise.apply(  # type: ignore[no-untyped-call]
         x, module.weight, module.bias, statistics, module.eps, group, presence.counts, name
     )

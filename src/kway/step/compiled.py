@@ -1,6 +1,6 @@
 """The model's training pass through torch.compile, in place: names, parameters, class and hooks stay as they are.
 
-On a GPU a built-in loss too.
+On a GPU, each by itself, a built-in loss and the small arithmetic around collectives too (``StepCore.compilable``).
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class CompiledStep:
     ) -> None:
         self._model, self._inner = core.model, inner
         dynamo: Any = import_module("torch._dynamo")
-        self._failed = dynamo.exc.BackendCompilerFailed
+        self._failed, self._any_failure = dynamo.exc.BackendCompilerFailed, dynamo.exc.TorchDynamoException
         if core.kept is not None:
             # Not as a part of compiled code, which would give it a buffer after all that the pass did to it.
             vars(core.kept)["registered"] = dynamo.disable(core.kept.registered)
@@ -52,7 +52,7 @@ class CompiledStep:
         self._small: list[tuple[Any, str, Any]] = [(core, "compiles", True)] if launches else []
         for owner, name, dynamic in core.compilable() if launches else ():
             function = torch.compile(getattr(owner, name), dynamic=dynamic, options=options)
-            self._small.append((owner, name, function))
+            self._small.append((owner, name, self._or_as_it_is(owner, name, function)))
 
     @property
     def kind(self) -> str:
@@ -72,7 +72,7 @@ class CompiledStep:
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step``: see ``StepCore.run``.
 
-        Raises ``KwayError`` where torch.compile fails on the model or a built-in loss.
+        Raises ``KwayError`` where torch.compile fails on the model, or on the backward pass of a built-in loss.
         """
         # Evaluation and prediction have shapes of their own, which would each be compiled.
         with ExitStack() as undo:
@@ -89,9 +89,32 @@ class CompiledStep:
                     "use a step kind that does not compile: eager, or graph on a GPU",
                 ) from error
 
+    def _or_as_it_is(self, owner: Any, name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a small function that is run as it is, from then on, where it turns out that it does not compile."""
+        plain: Callable[..., Any] = getattr(owner, name)
+
+        def call(*given: Any) -> Any:
+            try:
+                return compiled(*given)
+            except self._any_failure as error:
+                # First: what is wrong with the numbers themselves, it says too.
+                found = plain(*given)
+                cause = getattr(error, "inner_exception", error)
+                said = next(iter(str(cause).splitlines()), "")
+                self.notices.append(f"{_name_of(plain)} is not compiled: {type(cause).__name__}: {said}")
+            self._small = [held for held in self._small if held[0] is not owner or held[1] != name]
+            setattr(owner, name, plain)
+            return found
+
+        return call
+
     def forget(self) -> None:
         """Forget recordings; compiled code reads parameters where they are."""
         self._inner.forget()
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return ".".join(getattr(function, part, "") for part in ("__module__", "__qualname__"))
 
 
 def _seen(model: nn.Module) -> Callable[..., Any]:
@@ -123,6 +146,10 @@ def compiling(
     keep_code()
     config: Any = import_module("torch._dynamo.config")
     # Compiled code is kept by function, for all runs of a process: a hook that came later must not be passed over.
+    # They reach this thread alone. Backward on a GPU runs on a thread of autograd's, where torch's own hold, the limit
+    # of 8 among them. What is compiled there is only what layers that are computed again call by themselves, as the
+    # small arithmetic: checkpoints are a part of compiled code, or are left out of it with all that is inside. Variants
+    # that are there are used; a ninth that is first asked for there stays uncompiled, as do new ones after it.
     settings = config.patch(recompile_limit=MOST_VARIANTS, skip_nnmodule_hook_guards=False)
     with ExitStack() as undo, settings, _gradients_as_outputs():
         for _, module in layers(core.model):

@@ -36,7 +36,11 @@ KINDS: dict[str, StepKind] = {
     kind.name: kind
     for kind in (
         StepKind("eager", "operation by operation"),
-        StepKind("compiled", "the model through torch.compile, on GPUs a built-in loss too", compiles=True),
+        StepKind(
+            "compiled",
+            "the model through torch.compile, on GPUs a built-in loss and small arithmetic too",
+            compiles=True,
+        ),
         StepKind("graph", "the whole step recorded once as a CUDA graph", needs="cuda", records=True),
         StepKind(
             "compiled-graph", "both: the compiled step, recorded", needs="cuda", compiles=True, records=True

@@ -53,8 +53,8 @@ class Normalise(torch.autograd.Function):
     """``apply(x, weight, bias, statistics, eps, group, counts, layer)``.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias.
-    ``statistics``: see ``arithmetic.met``. The gradient flows through the statistics of the whole group: backward is a
-    collective. The gradients of weight and bias are those of this rank's share, as for any other parameter.
+    ``statistics``: see ``arithmetic.combined``. The gradient flows through the statistics of the whole group: backward
+    is a collective. The gradients of weight and bias are those of this rank's share, as for any other parameter.
     """
 
     @staticmethod
@@ -83,9 +83,8 @@ class Normalise(torch.autograd.Function):
         dy = grads[0].contiguous(memory_format=torch.channels_last) if _last(x) else grads[0].contiguous()
         sums, grad_weight, grad_bias = _local_sums(dy, x, weight, ctx.bias_dtype, mean, invstd)
         if not ctx.counts:
-            for value in (sums, grad_weight, grad_bias):
-                if value is not None:
-                    value.zero_()
+            # The gradients of weight and bias are left out where those of all parameters are.
+            sums.zero_()
         over_group = ctx.group.stack(sums, ctx.layer).sum(0)
         if not x.numel():
             dx = torch.zeros_like(x)

@@ -27,12 +27,13 @@ def written(sums: Tensor, told: Tensor, place: int, ranks: int) -> Tensor:
 
 
 def told(
-    parts: Tensor, ranks: int, total: int, averaged: bool, tells: bool, compares: bool, dtype: torch.dtype
+    parts: Tensor, ranks: int, total: Tensor, averaged: bool, tells: bool, compares: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return what the ranks' vectors say together (see ``apart``), in ``dtype``, and what gradients are divided by.
 
     ``parts``: what adds up to their sum, in float64, shape (parts, 4 * ranks + 1). ``total``: samples of the global
-    batch, by which gradients are scaled already; ``averaged``: whether they are divided by weights. ``tells``: whether
+    batch, shape (1,), in ``dtype``, by which gradients are scaled already; ``averaged``: whether they are divided by
+    weights. ``tells``: whether
     fingerprints travelled; ``compares``: whether a step whose fingerprints differ becomes NaN.
     """
     summed = parts.sum(0, dtype=torch.float64).to(dtype)
@@ -41,6 +42,7 @@ def told(
     weight = weight + summed[-1]
     if compares:
         weight = weight + unlike(slots[2])
+    total = total.view(())
     if averaged:
         # Gradients of a weight of 0 stay the 0 they are; of such a batch there is no loss, as on one device.
         divisor, loss = (weight / total).masked_fill(weight == 0, 1.0), loss / weight

@@ -9,7 +9,7 @@ Tensor = torch.Tensor
 Running = list[Tensor | None]
 
 
-def to_move(
+def count_batch(
     module: _BatchNorm, arithmetic: Arithmetic, device: torch.device
 ) -> tuple[Running, Tensor | None]:
     """Count one more batch, and return the running statistics of a layer with the weight of the batch in them.

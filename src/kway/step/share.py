@@ -100,8 +100,10 @@ class ShareStep(StepCore):
         tells = own is not None
         # A CPU has the numbers at hand, and says at once which rank is wrong.
         compares = tells and parts.is_cuda
+        # Not as a constant, which would be part of compiled code: sizes of batches may be many.
+        total = self.presence.arithmetic.number(share.total, self.device, sums.dtype)
         numbers, divisor = self.told(
-            parts, self.ranks, share.total, self.rule.averaged, tells, compares, sums.dtype
+            parts, self.ranks, total, self.rule.averaged, tells, compares, sums.dtype
         )
         loss, weight, losses, asked, calls = apart(numbers, self.ranks, tells)
         if calls is not None and not compares:
@@ -160,7 +162,7 @@ class ShareStep(StepCore):
         ending = scaled if not self._whole(share) else mean if self.rule.averaged else plain
         micro = [piece for piece in share.micro if piece[1] or not share.count]
         for number, (batch, samples) in enumerate(micro):
-            before = said() if counts else 0
+            before = self._begun() if counts else 0
             held = self._added_up() if number else []
             # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
             factor = (1.0 if samples else 0.0) / share.total
@@ -173,13 +175,13 @@ class ShareStep(StepCore):
                 )
             # Not where forward has communicated, so that backward will, nor where a backward pass has: what is sent
             # ahead would come between in another order on each rank. All ranks have samples, or none of them sends.
-            after = said() if counts else 0
+            after = self._begun() if counts else 0
             is_last = number == len(micro) - 1 and share.total >= self.ranks
             ahead = is_last and bool(self._alone) and after == before
             with self._reducer.sending() if self._reducer is not None and ahead else nullcontext():
                 self.backward(objective, output)
             if counts and not ahead and self._alone is not False:
-                self._alone = said() == after
+                self._alone = self._begun() == after
             if kept is not None:
                 kept.end_of_piece()
             if not samples:
@@ -193,6 +195,13 @@ class ShareStep(StepCore):
             kept.end_of_step(self.group, idle=False)
         assert sums is not None
         return sums
+
+    def _begun(self) -> int:
+        """Return a number that grows with each collective of this rank: kway's own, and those of torch's groups.
+
+        Of the latter ranks that are threads have none; the former do not count what a model calls by itself.
+        """
+        return said() + self.group.trace.begun
 
     def _added_up(self) -> list[tuple[int, int] | None]:
         """Say which gradients there are, and whether they are written to."""

@@ -32,8 +32,8 @@ class Part:
     ``beside``: the open jobs that layers of the model are part of already. ``reducer`` acts on the gradients.
     Before weights and buffers are read ``checks`` see that ranks fit together, and then what ``equalise`` holds brings
     buffers to one value on all ranks and returns the names of those that differed. ``notes``: lines for the user that
-    come up meanwhile. ``bucket_bytes``: of a bucket of gradients, ``None`` for the usual size. ``opened`` undoes
-    everything at close.
+    come up meanwhile. ``bucket_bytes``: of a bucket of gradients, ``None`` for the usual size. ``taking``
+    returns what is open while the rank takes a step. ``opened`` undoes everything at close.
     """
 
     job: Job
