@@ -186,6 +186,33 @@ def test_shares_that_the_model_cannot_compute_are_left_out():
     assert any(line.startswith("shares of 1 samples were left out") for line in record.notices)
 
 
+class Greedy(nn.Linear):
+    """Needs more memory than there is for more than ``most`` samples at once."""
+
+    most = 8
+
+    def forward(self, x):
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError(f"out of memory: tried to allocate {len(x)} GiB")
+        return super().forward(x)
+
+
+def test_shares_that_do_not_fit_are_left_out_and_a_device_that_fits_none_is_an_error(monkeypatch):
+    record = profiled(job(partial(Greedy, 8, 4)))
+    # One device alone cannot hold 16, one of two its 8.
+    assert sorted((each["devices"], each["samples"]) for each in record.timed("eager")) == [
+        (1, 4),
+        (1, 8),
+        (2, 4),
+        (2, 8),
+    ]
+    assert "shares of 16 samples were left out" in record.notices[0]
+    assert record.flop_per_sample == 2 * 2 * 8 * 4
+    monkeypatch.setattr(Greedy, "most", 0)
+    with pytest.raises(UsageError, match="no share that fits cpu"):
+        profiled(job(partial(Greedy, 8, 4)))
+
+
 class NotCopied(nn.Linear):
     def __deepcopy__(self, memo):
         raise RuntimeError("there is one of me")
