@@ -158,6 +158,25 @@ def test_collectives_are_those_that_two_real_ranks_call(ranks):
     assert sorted(ranks.run(_sent, of, size=2)[0]) == sorted(said)
 
 
+class NotCompiled(nn.Linear):
+    def forward(self, x):
+        if torch.compiler.is_compiling():
+            raise RuntimeError("not this one")
+        return super().forward(x)
+
+
+def test_a_step_kind_that_fails_is_named_with_the_reason(monkeypatch):
+    monkeypatch.setattr("kway.jobs.profiling.missing", lambda device: None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    record = profiled(job(partial(NotCompiled, 8, 4)), devices="cpu:1", step_kind="compiled")
+    assert record.step_kinds() == ["eager"]
+    assert record.step_kinds_left["compiled"]
+    monkeypatch.undo()
+    monkeypatch.setattr("kway.jobs.profiling.missing", lambda device: "there is no compiler")
+    record = profiled(job(), devices="cpu:1", step_kind=["compiled"])
+    assert record.step_kinds_left["compiled"] == "there is no compiler"
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(X[place], Y[place]) for place in range(64)])

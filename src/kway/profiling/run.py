@@ -12,7 +12,7 @@ from torch import nn
 
 from kway.comm.rehearsed import Call
 from kway.devices import cpu
-from kway.errors import DataError, KwayError, UsageError, line_of
+from kway.errors import RefusedError, UsageError, line_of
 from kway.job import Job
 from kway.launch.status import Status
 from kway.profiling.bound import rates
@@ -59,6 +59,16 @@ class Wanted:
     threads: Callable[[int], int]
 
 
+@dataclass
+class Seen:
+    """What sittings have shown so far: a ``table`` of timings, the most bytes by samples, collectives, and more."""
+
+    table: list[dict[str, Any]] = field(default_factory=list)
+    peaks: dict[int, int] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    inside: Inside | None = None
+
+
 class Profiler:
     """Profiles one job. ``plan``: level, shards and settings of its steps; ``say`` is told what goes on."""
 
@@ -100,60 +110,62 @@ class Profiler:
 
     def _eager(self) -> list[dict[str, Any]]:
         """Time eager steps, and look into those of one device alone."""
-        seconds, peaks = self._wanted.seconds, dict[int, int]()
-        inside: Inside | None = None
-        table: list[dict[str, Any]] = []
-        calls: list[Call] = []
+        seen = Seen()
         for group in self._together():
             names = ", ".join(str(seat.devices) for seat in group)
             self._say(f"eager steps, as one device of {names} takes them")
-            with self._opened() as (opened, before):
-                sittings = [self._open(seat, DEFAULT_KIND, opened) for seat in group]
-                part = TIMED * seconds * len(group) / len(self._seats)
-                table += timings(DEFAULT_KIND, self._timed(sittings, part, parts=True))
-                peaks |= self._peaks(sittings, before)
-                for sitting in sittings:
-                    if sitting.shares and inside is None:
-                        # The first is one device alone, but where its batch is too large for it.
-                        self._say("what goes on inside of a step, by layer")
-                        torch.set_num_threads(sitting.seat.threads)
-                        inside = look_inside(sitting, INSIDE * seconds)
-                        self._describe(sitting, inside)
-                    if sitting.shares and sitting.seat.devices > 1 and not calls:
-                        calls = sitting.rehearse(sitting.shares[0])
-        if inside is None:
+            self._sit(group, seen)
+        if seen.inside is None:
             raise UsageError(
                 f"no share that fits {self._wanted.device}: {self.found.notices[-1]}",
                 "a step is timed on one device",
                 "use a smaller batch, or name more devices: their shares are smaller",
             )
-        self._remember(inside, peaks, calls)
-        return table
+        self._remember(seen.inside, seen.peaks, seen.calls)
+        return seen.table
+
+    def _sit(self, group: Sequence[Seat], seen: Seen) -> None:
+        """Open some seats at once, time their eager steps, and note what else they show."""
+        with self._opened() as (opened, before):
+            sittings = [self._open(seat, DEFAULT_KIND, opened) for seat in group]
+            part = TIMED * self._wanted.seconds * len(group) / len(self._seats)
+            seen.table += timings(DEFAULT_KIND, self._timed(sittings, part, parts=True))
+            seen.peaks |= self._peaks(sittings, before)
+            for sitting in sittings:
+                if sitting.shares and seen.inside is None:
+                    # The first is one device alone, but where its batch is too large for it.
+                    self._say("what goes on inside of a step, by layer")
+                    torch.set_num_threads(sitting.seat.threads)
+                    seen.inside = look_inside(sitting, INSIDE * self._wanted.seconds)
+                    self._describe(sitting, seen.inside)
+                if sitting.shares and sitting.seat.devices > 1 and not seen.calls:
+                    seen.calls = sitting.rehearse(sitting.shares[0])
 
     def _other(self, kind: str, seconds: float) -> list[dict[str, Any]]:
-        """Time steps of another kind; where that fails, say why."""
+        """Time steps of another kind; where that fails, say why: eager ones did not."""
         self._say(f"{kind} steps")
-        table: list[dict[str, Any]] = []
-        peaks: dict[int, int] = {}
+        seen = Seen()
         try:
             for seat in self._seats:
-                with self._opened() as (opened, before):
-                    sitting = self._open(seat, kind, opened)
-                    records = KINDS[kind].records
-                    found = self._timed([sitting], seconds / len(self._seats), parts=False, recorded=records)
-                    if sitting.engine.ran != kind:
-                        notices = "; ".join(sitting.engine.notices)
-                        self.found.left[kind] = f"its steps ran {sitting.engine.ran}: {notices}"
-                        return []
-                    table += timings(kind, found)
-                    peaks |= self._peaks([sitting], before)
-        except DataError:
-            raise
-        except KwayError as error:
+                self._sit_for(kind, seat, seconds / len(self._seats), seen)
+        except Exception as error:
             self.found.left[kind] = line_of(error)
             return []
-        self._add_peaks(kind, peaks)
-        return table
+        if not seen.table:
+            self.found.left[kind] = "no share fits"
+        self._add_peaks(kind, seen.peaks)
+        return seen.table
+
+    def _sit_for(self, kind: str, seat: Seat, seconds: float, seen: Seen) -> None:
+        """Time the steps of one seat. Raises ``RefusedError`` where they run otherwise than as ``kind``."""
+        with self._opened() as (opened, before):
+            sitting = self._open(seat, kind, opened)
+            found = self._timed([sitting], seconds, parts=False, recorded=KINDS[kind].records)
+            if sitting.engine.ran != kind:
+                notices = "; ".join(sitting.engine.notices)
+                raise RefusedError(f"its steps ran {sitting.engine.ran}", notices)
+            seen.table += timings(kind, found)
+            seen.peaks |= self._peaks([sitting], before)
 
     def _timed(
         self, sittings: Sequence[Sitting], seconds: float, parts: bool, recorded: bool = False
@@ -164,14 +176,14 @@ class Profiler:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[ExitStack, int]]:
-        """Yield what sittings are opened on, and the bytes that are taken on a GPU before; leave none behind."""
+        """Yield what sittings are opened on, and the bytes that are taken on a GPU before."""
         on_gpu = self._device.type == "cuda"
-        before = torch.cuda.memory_allocated(self._device) if on_gpu else 0
-        with ExitStack() as opened:
-            yield opened, before
+        # Of sittings before nothing is to be left: engines and their hooks refer to each other.
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()
+        with ExitStack() as opened:
+            yield opened, torch.cuda.memory_allocated(self._device) if on_gpu else 0
 
     def _open(self, seat: Seat, kind: str, opened: ExitStack, **settings: Any) -> Sitting:
         plan = replace(self._plan, step_kind=kind, settings={**self._plan.settings, **settings})
