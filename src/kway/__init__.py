@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kway.jobs.evaluating import evaluate, predict
     from kway.jobs.measuring import measure
     from kway.jobs.parallel import parallel
+    from kway.jobs.profiling import profile
     from kway.jobs.proving import prove
     from kway.jobs.training import train
     from kway.jobs.tuning import tune
@@ -49,6 +50,7 @@ _HOMES = {
     "measure": "jobs.measuring",
     "parallel": "jobs.parallel",
     "predict": "jobs.evaluating",
+    "profile": "jobs.profiling",
     "prove": "jobs.proving",
     "train": "jobs.training",
     "tune": "jobs.tuning",
@@ -74,6 +76,7 @@ __all__ = [
     "measure",
     "parallel",
     "predict",
+    "profile",
     "prove",
     "train",
     "tune",
