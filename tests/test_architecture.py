@@ -41,7 +41,7 @@ MUTATORS = {
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
-    "ReplicaError", "OutOfMemoryError", "__version__", "tune", "measure",
+    "ReplicaError", "OutOfMemoryError", "__version__", "tune", "measure", "plan",
 }  # fmt: skip
 
 Problems = list[str]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kway.jobs.evaluating import evaluate, predict
     from kway.jobs.measuring import measure
     from kway.jobs.parallel import parallel
+    from kway.jobs.planning import plan
     from kway.jobs.proving import prove
     from kway.jobs.training import train
     from kway.jobs.tuning import tune
@@ -48,6 +49,7 @@ _HOMES = {
     "evaluate": "jobs.evaluating",
     "measure": "jobs.measuring",
     "parallel": "jobs.parallel",
+    "plan": "jobs.planning",
     "predict": "jobs.evaluating",
     "prove": "jobs.proving",
     "train": "jobs.training",
@@ -73,6 +75,7 @@ __all__ = [
     "evaluate",
     "measure",
     "parallel",
+    "plan",
     "predict",
     "prove",
     "train",

@@ -18,6 +18,7 @@ from kway.job import Job
 from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
 from kway.jobs.arguments import check_given, functions_of
+from kway.jobs.automatic import foreseen
 from kway.jobs.folder import claimed, is_there, logs_of
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.listeners import Callback, Listeners
@@ -77,13 +78,14 @@ def train(
     job: Job,
     *,
     devices: Any = "auto",
-    strategy: str = "auto",
+    strategy: str | None = None,
     exactness: str = "math",
     shards: int = DEFAULT_SHARDS,
     step_kind: str = AUTO,
     settings: Mapping[str, Any] | None = None,
     tune: bool = True,
     tune_seconds: float | None = None,
+    plan: Any = None,
     epochs: int = 10,
     steps: int | None = None,
     out: Path | str | None = None,
@@ -107,7 +109,10 @@ def train(
     """Train ``job`` and return the run.
 
     ``devices``: ``"auto"``, a number, ``"cpu:N"``, ``"cuda:I,J"``, or a ``torch.device`` or a list of them.
-    ``strategy``: ``"auto"``, ``"single"``, ``"data"``, ``"threads"`` or with a size, ``"data=2"``.
+    ``strategy``: ``"single"``, ``"data"``, ``"threads"`` or with a size, ``"data=2"``; ``"auto"`` for the fastest that
+    a plan finds (``kway.plan``; what is not remembered of model and machine is found out first, in 10 s at most);
+    ``None`` for one device on CPUs, and data parallelism over all GPUs. ``plan``: what ``kway.plan`` returned, or the
+    path of its plan.json, in place of devices, strategy, step kind, exactness and, where it is open, batch size.
     ``exactness``: ``"math"``, ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``.
     ``step_kind``: how a step runs: ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``;
     ``settings``: what else of it is chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. Where
@@ -150,7 +155,16 @@ def train(
     """
     check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
-    where = place(devices, strategy, exactness, shards, stall is not None, first_kind(step_kind), settings)
+    stop = StopRequest()
+    tell = Listeners(functions_of("callbacks", callbacks), stop)
+    chosen = foreseen(plan, job, devices, strategy, step_kind, exactness, shards, ranks, tell.say)
+    if chosen is not None:
+        job, devices, strategy, step_kind = chosen.job, chosen.devices, chosen.strategy, chosen.step_kind
+        exactness, shards = chosen.exactness, chosen.shards
+    where = place(
+        devices, strategy or AUTO, exactness, shards, stall is not None, first_kind(step_kind), settings
+    )
+    where = replace(where, notices=(*(chosen.lines if chosen is not None else ()), *where.notices))
     threads.check(
         where,
         on_oom,
@@ -191,9 +205,6 @@ def train(
 
     def long_enough(checkpoint: Checkpoint) -> None:
         check_length(checkpoint, epochs, steps)
-
-    stop = StopRequest()
-    tell = Listeners(functions_of("callbacks", callbacks), stop)
 
     with ExitStack() as stack:
         # First: a run that is at work there may remove what would be found.
@@ -264,6 +275,10 @@ def train(
                 )
         of_ranks, average, made = results[0]
         record: Training = replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices])
+        if chosen is not None:
+            record = replace(record, predicted_step_s=chosen.predicted_of(record))
+            if where.is_main:
+                chosen.keep(record)
         if out is not None and where.is_main:
             _keep(record, folder)
         if started:

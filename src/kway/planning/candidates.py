@@ -70,10 +70,11 @@ def layouts(devices: int) -> list[dict[str, int]]:
     if devices == 1:
         return [{}]
     known = axes()
-    outer = sorted(known, key=lambda name: -known[name].order)
+    by_order = sorted(known, key=lambda name: known[name].order)
     found = []
-    for count in range(1, len(outer) + 1):
-        for names in combinations(outer, count):
+    for count in range(1, len(by_order) + 1):
+        for chosen in combinations(by_order, count):
+            names = chosen[::-1]
             if count > 1 and any(known[name].one_process for name in names):
                 continue
             for sizes in _products(devices, count):

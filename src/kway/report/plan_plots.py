@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 WIDTH = 8.0
 # Of a hundred layouts the bars of the fastest tell enough.
 MOST_BARS = 16
+# Inches of a bar, and of what stands below the bars of a panel.
+BAR, BELOW_BARS = 0.3, 0.62
 DEVICES = {"cpu": "CPU ranks", "cuda": "GPUs"}
 
 
@@ -76,7 +78,7 @@ def curves(record: Planned) -> dict[str, list[tuple[int, float, float | None]]]:
             continue
         axes = ", ".join(row["layout"])
         # Layouts of several axes have many sizes on as many devices: the fastest of them is the curve.
-        name = " ".join([axes, *([DEVICES[kind_of(row)]] if len(types) > 1 else [])])
+        name = axes + (f" on {DEVICES[kind_of(row)]}" if len(types) > 1 else "")
         name += f", {row['step_kind']}" if len(kinds) > 1 else ""
         points = found.setdefault(
             name, [(1, _own_start(record, one, row), _ratio(one, one, "measured_step_s"))]
@@ -116,6 +118,7 @@ def _draw_speedups(figure: "Figure", record: Planned) -> None:
     axes.plot(
         counts, counts, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), label="ideal: k times as fast"
     )
+    checked = False
     for index, (name, points) in enumerate(found.items()):
         style: dict[str, Any] = {
             "color": COLOURS[index % len(COLOURS)],
@@ -127,8 +130,9 @@ def _draw_speedups(figure: "Figure", record: Planned) -> None:
         )
         measured = [(n, speed) for n, _, speed in points if speed is not None]
         if len(measured) > 1:
-            axes.plot(*zip(*measured, strict=True), color=style["color"], marker="x", linestyle="none", markersize=8,
-                      markeredgewidth=1.6, label=f"{name}: measured")  # fmt: skip
+            axes.plot(*zip(*measured, strict=True), color="black", marker="x", linestyle="none", markersize=7,
+                      markeredgewidth=1.5, label=None if checked else "measured", zorder=5)  # fmt: skip
+            checked = True
     if record.amdahl_bound is not None and record.amdahl_bound < 1.5 * most:
         axes.axhline(record.amdahl_bound, color=GREY, linewidth=1.0, linestyle=":",
                      label=f"Amdahl's bound, {record.amdahl_bound:.3g}")  # fmt: skip
@@ -142,40 +146,59 @@ def _draw_speedups(figure: "Figure", record: Planned) -> None:
     axes.set_xlabel("devices")
     axes.set_ylabel("times as fast as one device")
     axes.grid(visible=True, color="#dddddd", linewidth=0.7)
-    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.02), handlelength=2.6)
+    handles, labels = axes.get_legend_handles_labels()
+    # Crosses belong to all curves: they come last.
+    order = sorted(range(len(labels)), key=lambda place: labels[place] == "measured")
+    axes.legend([handles[place] for place in order], [labels[place] for place in order],
+                frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.02), handlelength=2.6)  # fmt: skip
 
 
 def _draw_terms(figure: "Figure", record: Planned) -> None:
     rows = record.candidates[:MOST_BARS]
     names = term_names(rows)
-    legend_rows = -(-len(names) // 3)
-    height = 1.35 + 0.3 * len(rows) + 0.22 * legend_rows
+    # A scale for each type of device: beside a CPU's steps nothing would be seen of a GPU's.
+    types = list(dict.fromkeys(map(kind_of, rows)))
+    panels = [[row for row in rows if kind_of(row) == kind] for kind in types]
+    below = 0.42 + 0.22 * -(-len(names) // 3)
+    height = 0.5 + sum(BAR * len(panel) + BELOW_BARS for panel in panels) + below
     figure.set_figheight(height)
     _title(figure, record, "what the time of a step is")
-    below = 0.72 + 0.22 * legend_rows
-    axes = figure.add_axes((0.3, below / height, 0.64, (height - below - 0.45) / height))
+    top = height - 0.5
+    for panel in panels:
+        top -= BAR * len(panel)
+        axes = figure.add_axes((0.32, top / height, 0.62, BAR * len(panel) / height))
+        _draw_bars(axes, record, panel, names)
+        top -= BELOW_BARS
+    _legend(figure, names, 0.3 / height)
+
+
+def _draw_bars(axes: "Axes", record: Planned, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
     for place, row in enumerate(rows):
         left = 0.0
         for index, name in enumerate(names):
             width = row["terms"].get(name, 0.0) * 1e3
-            axes.barh(place, width, left=left, height=0.66, color=COLOURS[index % len(COLOURS)],
-                      hatch="///" if index >= len(COLOURS) else "", edgecolor="white", linewidth=0.6,
-                      label=name if place == 0 else None)  # fmt: skip
+            axes.barh(place, width, left=left, height=0.66, edgecolor="white", linewidth=0.6, **_fill(index))
             left += width
-        axes.text(left, place, f" {seconds_text(row['step_s'])}", va="center", fontsize=8.5)
-        if row.get("measured_step_s"):
-            axes.plot(row["measured_step_s"] * 1e3, place, marker="x", color="black", markersize=8, markeredgewidth=1.6,
-                      linestyle="none", label=None)  # fmt: skip
+        measured = (row.get("measured_step_s") or 0.0) * 1e3
+        if measured:
+            axes.plot(measured, place, marker="x", color="black", markersize=7, markeredgewidth=1.5)
+        axes.annotate(
+            seconds_text(row["step_s"]), (max(left, measured), place), (7, 0), textcoords="offset points",
+            va="center", fontsize=8.5,
+        )  # fmt: skip
     axes.set_yticks(range(len(rows)), [_bar_name(record, row) for row in rows])
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     _finish(axes)
-    widest = max(max(row["step_s"], row.get("measured_step_s") or 0.0) for row in rows) * 1e3
-    axes.set_xlim(0, widest * 1.14)
+    axes.set_xlim(0, max(max(row["step_s"], row.get("measured_step_s") or 0.0) for row in rows) * 1.15e3)
     checked = any(row.get("measured_step_s") for row in rows)
     axes.set_xlabel("milliseconds a step" + (" (crosses: measured)" if checked else ""), fontsize=9.5)
     axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
-    _legend(figure, axes, names, 0.32 / height)
+
+
+def _fill(index: int) -> dict[str, Any]:
+    """Return how the bars of a term are filled: hatched, where the colours are used up."""
+    return {"facecolor": COLOURS[index % len(COLOURS)], "hatch": "///" if index >= len(COLOURS) else ""}
 
 
 def _bar_name(record: Planned, row: dict[str, Any]) -> str:
@@ -183,18 +206,10 @@ def _bar_name(record: Planned, row: dict[str, Any]) -> str:
     return f"{titled(row)}{' *' if chosen else ''}{'' if row['fits'] else ' (no room)'}"
 
 
-def _legend(figure: "Figure", axes: "Axes", names: Sequence[str], bottom: float) -> None:
+def _legend(figure: "Figure", names: Sequence[str], bottom: float) -> None:
     from matplotlib.patches import Patch
 
-    patches = [
-        Patch(
-            facecolor=COLOURS[index % len(COLOURS)],
-            hatch="///" if index >= len(COLOURS) else "",
-            edgecolor="white",
-            label=name,
-        )
-        for index, name in enumerate(names)
-    ]
+    patches = [Patch(edgecolor="white", label=name, **_fill(index)) for index, name in enumerate(names)]
     figure.legend(handles=patches, loc="lower left", bbox_to_anchor=(0.02, bottom), ncols=min(3, len(names)),
                   frameon=False, fontsize=9)  # fmt: skip
 

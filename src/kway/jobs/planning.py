@@ -1,0 +1,296 @@
+"""``kway.plan``: every layout on every number of devices, priced, ranked and explained; checked by runs if wanted."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from kway.devices import cpu
+from kway.devices.cpu import threads_for
+from kway.devices.select import parse, parse_list, spelled
+from kway.devices.topology import discover
+from kway.errors import RefusedError, UsageError
+from kway.job import Job
+from kway.jobs.arguments import check_given, truth
+from kway.jobs.folder import claimed
+from kway.jobs.known_costs import Known, gather
+from kway.launch.torchrun import from_environment
+from kway.measurements import Measurements
+from kway.planned import Planned
+from kway.planning import history
+from kway.planning.candidates import Candidate, Left, candidates, device_sets
+from kway.planning.order import judged
+from kway.planning.price import Room, Scaling
+from kway.planning.priced import pricer
+from kway.planning.search import Found, search
+from kway.records import Cluster
+from kway.step.build import build
+from kway.step.kinds import DEFAULT_KIND, kind_of
+from kway.strategies.layout import check_model
+from kway.strategies.levels import DEFAULT_SHARDS
+from kway.training.parts import training_parts
+from kway.training.surroundings import machine, versions
+from kway.units import counted, shown
+from kway.workload import Workload
+
+AUTO = "auto"
+# Files that a plan writes beside its record.
+PICTURES = ("speedup.png", "terms.png")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be planned. ``sets``: device sets; ``strategies`` and ``step_kinds``: those named, ``None`` for all."""
+
+    job: Job
+    cluster: Cluster
+    sets: list[list[str]]
+    strategies: list[str] | None
+    step_kinds: list[str] | None
+    level: str
+    shards: int
+    scaling: Scaling
+    refused: Callable[[Mapping[str, int]], str]
+
+    @property
+    def device_types(self) -> list[str]:
+        """The types of device among the sets, in their order."""
+        return list(dict.fromkeys(devices[0].partition(":")[0] for devices in self.sets))
+
+    def counts(self, device_type: str) -> list[int]:
+        """Return the numbers of devices of a type, smallest first."""
+        return sorted({len(devices) for devices in self.sets if devices[0].partition(":")[0] == device_type})
+
+    def candidates(self, kinds: Callable[[str], Iterable[str]]) -> tuple[list[Candidate], list[Left]]:
+        """Return all candidates with the step kinds that ``kinds`` names by type of device, and what is none."""
+        return candidates(
+            self.sets, kinds, self.threads, self.level, self.shards, self.strategies, self.refused
+        )
+
+    def threads(self, ranks: int, beside_gpu: bool) -> int:
+        """Return how many CPU threads a rank of so many has on this machine."""
+        return threads_for(ranks, beside_gpu=beside_gpu)
+
+
+def plan(
+    job: Job,
+    *,
+    devices: Any = AUTO,
+    strategy: Any = AUTO,
+    exactness: str = "math",
+    shards: int = DEFAULT_SHARDS,
+    step_kind: Any = AUTO,
+    batch_size_per_device: int | None = None,
+    check: bool = False,
+    workload: Any = None,
+    measurements: Any = None,
+    out: Path | str | None = None,
+    ranks: Any = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Planned:
+    """Price every layout of ``job`` on every number of devices; return them ranked, with the reasons.
+
+    The model runs on one device only: what several devices cost comes from measurements of this machine, remembered
+    or taken now. ``devices``: ``"auto"`` for every number of GPUs and of CPU ranks, or device sets as for
+    ``kway.prove``. ``strategy``, ``step_kind``: ``"auto"`` for all (of step kinds those that take no compiler on a
+    CPU), or names in a list or by commas. ``batch_size_per_device``: the global batch is that times the number of
+    devices (weak scaling); without it all candidates take the job's batch (strong scaling). ``check``: run each
+    candidate as ``kway.train`` does, in turns, and compare; the errors are kept for later plans to show.
+    ``workload``, ``measurements``: records, or their files, in place of what would be profiled and measured now;
+    several workloads, one a type of device, in a list. ``out``: a folder for plan.json and pictures. ``ranks``: CPU
+    ranks that are already started. ``say`` is told what goes on.
+
+    Raises ``UsageError`` before anything starts for what cannot be planned, and where the model fits on none of the
+    candidates: with how much is missing, and what would help.
+    """
+    begun = time.perf_counter()
+    check_given(job, ranks, out=out)
+    truth("check", check)
+    if not callable(say):
+        raise UsageError(f"say={shown(say)}", "it must be a function that takes a line", "leave it out")
+    asked = asked_of(job, devices, strategy, exactness, shards, step_kind, batch_size_per_device)
+    with ExitStack() as stack:
+        folder = stack.enter_context(claimed(out, "plan.json", PICTURES)) if out is not None else None
+        known = gather(asked, workloads_given(workload), measurements_given(measurements), ranks, say)
+        record = planned(asked, known, begun)
+        if check:
+            record = checked(asked, record, ranks, say, begun)
+        if folder is not None:
+            record.save(folder)
+    return record
+
+
+def asked_of(
+    job: Job,
+    devices: Any,
+    strategy: Any,
+    exactness: str,
+    shards: int,
+    step_kind: Any,
+    batch_size_per_device: int | None = None,
+    cluster: Cluster | None = None,
+) -> Asked:
+    """Return what is to be planned. Raises ``UsageError`` for what cannot be; nothing is started."""
+    cluster = discover() if cluster is None else cluster
+    world = from_environment(device="cuda" if cluster.gpus else "cpu")
+    if world is not None and world.size > 1:
+        raise UsageError(
+            f"a plan inside {counted(world.size, 'rank')} that are already there",
+            "their number is chosen already",
+            "plan in one process",
+        )
+    kinds = _names("step_kind", step_kind)
+    for name in kinds or ():
+        kind_of(name)
+    spec = spelled(devices)
+    sets = device_sets(cluster) if spec == AUTO else parse_list(spec, cluster)
+    if batch_size_per_device is not None:
+        job = replace(job, batch_size=_positive(batch_size_per_device))
+    parts, _ = training_parts(replace(job, validation=None))
+    model = build(job)
+    scaling = Scaling(parts.order.batch_size, batch_size_per_device is not None)
+
+    def refused(layout: Mapping[str, int]) -> str:
+        count = 1
+        for size in layout.values():
+            count *= size
+        try:
+            check_model(job, model, layout, exactness, scaling.of(count), shards)
+        except RefusedError as error:
+            return str(error)
+        return ""
+
+    asked = Asked(
+        job, cluster, sets, _names("strategy", strategy), kinds, exactness, shards, scaling, refused
+    )
+    # What cannot be is said before anything is timed.
+    found, left = asked.candidates(lambda device: kinds or [DEFAULT_KIND])
+    if not found:
+        raise UsageError(f"no plan for {job.title}", left[0].why if left else "there is no layout")
+    return asked
+
+
+def _names(what: str, given: Any) -> list[str] | None:
+    """Return names from a list or a text with commas, ``None`` for ``auto``. Raises ``UsageError``."""
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",") if name.strip()]
+    if not isinstance(given, Sequence) or not given or not all(isinstance(name, str) for name in given):
+        raise UsageError(f"{what}={shown(given)}", "it must be auto, or names in a list or by commas")
+    return None if AUTO in given else list(dict.fromkeys(given))
+
+
+def _positive(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"batch_size_per_device={shown(value)}", "it must be a whole number of at least 1")
+    return value
+
+
+def workloads_given(given: Any) -> list[Workload]:
+    """Return workloads from records, files, or a list of them. Raises ``UsageError``."""
+    every = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return [_loaded("workload", each, Workload) for each in every]
+
+
+def measurements_given(given: Any) -> Measurements | None:
+    """Return measurements from a record or a file, ``None`` where none is given. Raises ``UsageError``."""
+    found: Measurements | None = None if given is None else _loaded("measurements", given, Measurements)
+    return found
+
+
+def _loaded(what: str, given: Any, kind: Any) -> Any:
+    if isinstance(given, kind):
+        return given
+    if not isinstance(given, str | Path):
+        raise UsageError(
+            f"{what} is of type {type(given).__name__}",
+            f"it must be a {kind.__name__}, or the path of its file",
+        )
+    return kind.load(Path(given))
+
+
+def planned(asked: Asked, known: Known, begun: float) -> Planned:
+    """Return the record of what is asked for, from what is known. Raises ``UsageError`` where nothing fits."""
+    found, left = asked.candidates(lambda device: known.step_kinds(device, asked.step_kinds))
+    ranked = _ranked(asked, known, found)
+    facts = history.facts_of(asked.cluster)
+    gpus = sorted({gpu["name"] for gpu in asked.cluster.gpus}) if "cuda" in asked.device_types else []
+    return Planned(
+        model=asked.job.title,
+        precision=asked.job.precision,
+        level=asked.level,
+        shards=asked.shards,
+        scaling=asked.scaling.name,
+        batch_size=asked.scaling.batch,
+        candidates=ranked.rows,
+        chosen=ranked.chosen,
+        left=[each.to_dict() for each in [*left, *ranked.left]] + known.kinds_left(asked.step_kinds),
+        serial_fraction=ranked.serial_fraction,
+        amdahl_bound=ranked.amdahl_bound,
+        history=history.summary(history.recall(facts)),
+        workloads=[
+            {"device": each.device, "device_name": each.device_name, "made": each.made}
+            for each in known.workloads.values()
+        ],
+        measurements=None
+        if known.measurements is None
+        else {"made": known.measurements.made, "age_s": known.measurements.age_s},
+        machine=machine(gpus),
+        versions=versions(),
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=time.perf_counter() - begun,
+        notices=list(known.notices),
+    )
+
+
+def _ranked(asked: Asked, known: Known, found: Sequence[Candidate]) -> Found:
+    flop = next(iter(known.workloads.values())).flop_per_sample
+    return search(
+        found,
+        pricer(known.workloads, known.measurements),
+        room_of(asked.cluster),
+        asked.scaling,
+        cpu.usable_cores(),
+        flop,
+        asked.job.title,
+    )
+
+
+def room_of(cluster: Cluster) -> Room:
+    """Return what says how many bytes each device of a candidate has: what is free now, CPU ranks share it."""
+    free = {f"cuda:{gpu['index']}": gpu["memory_free"] for gpu in cluster.gpus}
+
+    def room(candidate: Candidate) -> int | None:
+        if candidate.device_type == "cpu":
+            return int(cluster.cpu["memory_available"]) // candidate.devices
+        sizes = [free.get(device) for device in candidate.device_set]
+        known = [size for size in sizes if size is not None]
+        return min(known) if len(known) == len(sizes) else None
+
+    return room
+
+
+def checked(asked: Asked, record: Planned, ranks: Any, say: Callable[[str], None], begun: float) -> Planned:
+    """Return the record with what runs of its candidates measured; their errors are kept for later plans."""
+    # Imported here: it starts runs, and those may ask for a plan.
+    from kway.jobs.checking import check
+
+    job = asked.job
+    if record.estimate_only:
+        raise UsageError("a check of a plan for a machine that is not here", "", "leave out the check")
+    lines = check(job, record.candidates, asked.level, asked.shards, say, ranks)
+    measured = [row for row in record.candidates if row.get("measured_step_s")]
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    facts = history.facts_of(asked.cluster)
+    history.keep(facts, [history.entry(row, record.model, made) for row in measured])
+    return replace(
+        record,
+        check=judged(measured),
+        history=history.summary(history.recall(facts)),
+        seconds=time.perf_counter() - begun,
+        notices=[*record.notices, *lines],
+    )
