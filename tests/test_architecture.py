@@ -20,7 +20,7 @@ LAYERS = (
     ("step",),
     ("strategies", "measuring"),
     ("training", "planning"),
-    ("proving",),
+    ("proving", "profiling"),
     ("tuning",),
     ("jobs",),
     ("cli",),
@@ -41,7 +41,7 @@ MUTATORS = {
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
-    "ReplicaError", "OutOfMemoryError", "__version__", "tune", "measure", "plan",
+    "ReplicaError", "OutOfMemoryError", "__version__", "tune", "measure", "profile", "plan",
 }  # fmt: skip
 
 Problems = list[str]

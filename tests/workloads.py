@@ -12,12 +12,14 @@ def workload(
     shares: Iterable[int] = (32, 64, 128),
     *,
     step_kind: str = "eager",
+    devices: int = 1,
     threads: Iterable[int] = (1,),
     fixed_s: float = FIXED_S,
     per_sample_s: float = PER_SAMPLE_S,
     **changes: Any,
 ) -> Workload:
-    """Return a workload whose step takes ``fixed_s + per_sample_s * samples`` with any number of threads.
+    """Return a workload whose step takes ``fixed_s + per_sample_s * samples`` with any number of threads,
+    and is that of one of ``devices``.
 
     Forward is 30 % of a step, backward 60 %, the optimizer 5 %, input 5 %. A thousand fp32 parameters of a
     layer ``fc``, and one batch normalisation that gathers 64 bytes forward and adds up 32 backward.
@@ -62,6 +64,7 @@ def workload(
             {
                 "step_kind": step_kind,
                 "threads": count,
+                "devices": devices,
                 "samples": share,
                 "part": part,
                 "seconds": fixed + each * share,
@@ -75,6 +78,7 @@ def workload(
             {
                 "step_kind": step_kind,
                 "threads": count,
+                "several": devices > 1,
                 "part": part,
                 "fixed_s": fixed,
                 "per_sample_s": each,

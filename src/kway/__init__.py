@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kway.jobs.measuring import measure
     from kway.jobs.parallel import parallel
     from kway.jobs.planning import plan
+    from kway.jobs.profiling import profile
     from kway.jobs.proving import prove
     from kway.jobs.training import train
     from kway.jobs.tuning import tune
@@ -51,6 +52,7 @@ _HOMES = {
     "parallel": "jobs.parallel",
     "plan": "jobs.planning",
     "predict": "jobs.evaluating",
+    "profile": "jobs.profiling",
     "prove": "jobs.proving",
     "train": "jobs.training",
     "tune": "jobs.tuning",
@@ -77,6 +79,7 @@ __all__ = [
     "parallel",
     "plan",
     "predict",
+    "profile",
     "prove",
     "train",
     "tune",

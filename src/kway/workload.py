@@ -12,7 +12,7 @@ from kway.records import Record
 PARTS = ("step", "forward", "backward", "optimizer", "input")
 BOUNDS = ("launch", "memory", "compute")
 WHEN = ("forward", "backward", "step")
-COLLECTIVES = ("all-gather", "all-reduce")
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,17 @@ class Workload(Record):
     ``checkpointed_activation_bytes_per_sample`` (or ``None``), ``workspace_bytes`` (most that a step takes beside), and
     ``peak``: ``step_kind``, ``samples``, ``bytes`` of a whole step.
 
-    ``timings``: one each with ``step_kind``, ``threads`` (of the host), ``samples`` (of the share), ``part`` (of
-    ``PARTS``), ``seconds`` (the median) and ``spread`` (half the distance of the quartiles over the median).
-    ``step`` is a whole step as a run takes it, input included. ``fits``: ``step_kind``, ``threads``, ``part``,
-    ``fixed_s``, ``per_sample_s`` (least squares of relative residuals, neither below 0) and ``error`` (the largest
-    relative residual). ``layers``: see ``Layers`` in docs/guide/records.md. ``collectives``: what the level adds
-    for several devices beside the gradients: ``when``, ``what``, ``bytes`` (that one device gives), ``times`` a step.
+    ``timings``: one each with ``step_kind``, ``threads`` (of the host), ``devices`` (of so many it does what one does,
+    but for what goes between them), ``samples`` (of the share), ``part`` (of ``PARTS``), ``seconds`` (the median) and
+    ``spread`` (half the distance of the quartiles over the median).
+    ``step`` is a whole step as a run takes it, input included. ``fits``: ``step_kind``, ``threads``, ``several``
+    (whether of one of several devices), ``part``, ``fixed_s``, ``per_sample_s`` (least squares of relative residuals,
+    neither below 0) and ``error`` (the largest relative residual). ``layers``: one each with ``name``, ``type``,
+    ``parameters``, ``parameter_bytes``, ``flop_per_sample``, ``activation_bytes_per_sample``, ``forward`` and
+    ``backward`` (``fixed_s``, ``per_sample_s``), ``bound`` (of ``BOUNDS``) and ``why``. ``collectives``: what the level
+    adds for several devices beside the gradients: ``when``, ``what``, ``bytes`` (that one device gives), ``times`` a
+    step.
+    ``buckets``: bytes of each call that brings gradients together, first first.
     ``step_kinds_left``: why, by kind that was not timed. Raises ``UsageError`` for what is not of this form.
     """
 
@@ -60,6 +65,7 @@ class Workload(Record):
     fits: list[dict[str, Any]]
     layers: list[dict[str, Any]]
     collectives: list[dict[str, Any]]
+    buckets: list[int] = field(default_factory=list)
     step_kinds_left: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     notices: list[str] = field(default_factory=list)
@@ -73,21 +79,29 @@ class Workload(Record):
         """Return the step kinds that were timed, in the order of the record."""
         return list(dict.fromkeys(timing["step_kind"] for timing in self.timings))
 
-    def timed(self, step_kind: str, part: str = "step", threads: int | None = None) -> list[dict[str, Any]]:
-        """Return the timings of a part, smaller shares first. ``threads``: only with so many, where named."""
+    def timed(
+        self, step_kind: str, part: str = "step", threads: int | None = None, several: bool | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the timings of a part, smaller shares first.
+
+        ``threads``: only with so many; ``several``: only of one of several devices, or of one alone; where named.
+        """
         found = [
             timing
             for timing in self.timings
             if (timing["step_kind"], timing["part"]) == (step_kind, part)
             and threads in (None, timing["threads"])
+            and several in (None, timing["devices"] > 1)
         ]
-        return sorted(found, key=lambda timing: (timing["samples"], timing["threads"]))
+        return sorted(found, key=lambda timing: (timing["samples"], timing["threads"], timing["devices"]))
 
-    def fit(self, step_kind: str, part: str = "step", threads: int | None = None) -> dict[str, Any] | None:
-        """Return the line through the timings of a part; of several numbers of threads the first, ``None`` without."""
+    def fit(
+        self, step_kind: str, part: str = "step", threads: int | None = None, several: bool | None = None
+    ) -> dict[str, Any] | None:
+        """Return the line through the timings of a part, as ``timed`` chooses them: the first, or ``None``."""
         for fitted in self.fits:
             same = (fitted["step_kind"], fitted["part"]) == (step_kind, part)
-            if same and threads in (None, fitted["threads"]):
+            if same and threads in (None, fitted["threads"]) and several in (None, fitted["several"]):
                 return fitted
         return None
 
@@ -96,9 +110,13 @@ _NUMBER = int | float
 _Form = dict[str, type | UnionType]
 
 _FORMS: dict[str, _Form] = {
-    "timings": {"step_kind": str, "threads": int, "samples": int, "part": str, "seconds": _NUMBER, "spread": _NUMBER},
+    "timings": {
+        "step_kind": str, "threads": int, "devices": int, "samples": int, "part": str, "seconds": _NUMBER,
+        "spread": _NUMBER,
+    },
     "fits": {
-        "step_kind": str, "threads": int, "part": str, "fixed_s": _NUMBER, "per_sample_s": _NUMBER, "error": _NUMBER,
+        "step_kind": str, "threads": int, "several": bool, "part": str, "fixed_s": _NUMBER, "per_sample_s": _NUMBER,
+        "error": _NUMBER,
     },
     "layers": {
         "name": str, "type": str, "parameters": int, "parameter_bytes": int, "flop_per_sample": _NUMBER | None,
@@ -121,7 +139,7 @@ _OWN: _Form = {
     "seconds": _NUMBER,
 }  # fmt: skip
 _CHOICES = {"part": PARTS, "bound": BOUNDS, "when": WHEN, "what": COLLECTIVES}
-_AT_LEAST_ONE = ("samples", "threads", "batch_size", "times")
+_AT_LEAST_ONE = ("samples", "threads", "devices", "batch_size", "times")
 
 
 def wrong_in_workload(record: Workload) -> str:
@@ -163,7 +181,7 @@ def _wrong(entry: Any, form: _Form) -> str:
         return f"it is a {type(entry).__name__}, not a table of fields"
     for name, kind in form.items():
         value = entry.get(name, ...)
-        if value is ... or isinstance(value, bool) or not isinstance(value, kind):
+        if value is ... or isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
             return f"{name} is {'missing' if value is ... else repr(value)}"
         if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
             return f"{name} is {value!r}"

@@ -13,7 +13,7 @@ from kway.job import Job
 from kway.jobs.training import train
 from kway.planned import spelled_set, titled
 from kway.training.clock import WARM_UP, WINDOW
-from kway.tuning.trial import copied
+from kway.training.on_a_copy import copied
 from kway.units import counted, seconds_text
 
 # How often each candidate runs: what else the machine does meanwhile then meets all of them.
