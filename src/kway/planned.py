@@ -44,7 +44,7 @@ class Planned(Record):
     amdahl_bound: float | None
     history: dict[str, Any]
     workloads: list[dict[str, Any]]
-    measurements: dict[str, Any] | None
+    measurements: list[dict[str, Any]]
     machine: dict[str, Any]
     versions: dict[str, str]
     made: str

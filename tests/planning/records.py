@@ -11,7 +11,7 @@ def planned(result=None, **changes):
         "model": "example", "precision": "fp32", "level": "math", "scaling": "strong", "batch_size": 256,
         "candidates": result.rows, "chosen": result.chosen, "left": [each.to_dict() for each in result.left],
         "serial_fraction": result.serial_fraction, "amdahl_bound": result.amdahl_bound,
-        "history": {"checks": 0, "mean_error": None}, "workloads": [], "measurements": None,
+        "history": {"checks": 0, "mean_error": None}, "workloads": [], "measurements": [],
         "machine": {"cpu": "a CPU", "gpus": []}, "versions": {}, "made": "2026-01-01T00:00:00+00:00", "seconds": 1.0,
     }  # fmt: skip
     return Planned(**{**fields, **changes})

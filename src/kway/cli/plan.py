@@ -51,6 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measurements", type=Path, metavar="FILE", help="of kway measure; in place of those remembered"
     )
+    parser.add_argument("--refresh", action="store_true", help="profile and measure also what is remembered")
     options.output(parser, "plan.json, speedup.png, terms.png")
 
 
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
             check=args.check,
             workload=args.workload,
             measurements=args.measurements,
+            refresh=args.refresh,
             out=folder,
             say=lambda text: print(f"note       {text}", file=screen, flush=True),
         )

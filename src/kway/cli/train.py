@@ -142,6 +142,35 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
+def _batch(args: argparse.Namespace) -> dict[str, object]:
+    """Return the batch of the job that follows from the number of devices, where one does. Raises ``UsageError``."""
+    from kway.errors import UsageError
+    from kway.jobs.place import place
+    from kway.jobs.tuning import first_kind
+    from kway.training.spec import positive
+
+    if args.batch_size_per_device is None:
+        return {}
+    if args.batch_size is not None:
+        raise UsageError("--batch-size and --batch-size-per-device", "only one of them", "leave one out")
+    positive("--batch-size-per-device", args.batch_size_per_device)
+    if args.strategy == "auto" or args.plan is not None:
+        raise UsageError(
+            "--batch-size-per-device with a plan",
+            "the number of devices is what a plan chooses",
+            "kway plan --batch-size-per-device N, then kway train --plan plan.json",
+        )
+    where = place(
+        args.devices,
+        args.strategy or "auto",
+        args.exactness,
+        args.shards,
+        patient=args.stall_timeout is not None,
+        step_kind=first_kind(args.step_kind),
+    )
+    return {"batch_size": args.batch_size_per_device * where.plan.devices}
+
+
 class _Shown:
     """Shows the events of a run, under a header that comes when it begins. ``said``: the notices that were shown."""
 
@@ -169,37 +198,14 @@ class _Shown:
 def run(args: argparse.Namespace) -> int:
     """Train; returns 0. Raises ``UsageError`` before anything starts, and what a failed run raises."""
     from kway.cli._job import default_folder, job_of, says_that_data_is_usual
-    from kway.errors import UsageError
-    from kway.jobs.place import place
     from kway.jobs.training import train
-    from kway.jobs.tuning import first_kind
     from kway.report.plans import side_by_side
     from kway.report.progress import Progress
     from kway.report.timeline import lines_of
-    from kway.training.spec import positive
     from kway.units import counted
 
     _check(args)
-    fixed: dict[str, object] = {}
-    if args.batch_size_per_device is not None:
-        if args.batch_size is not None:
-            raise UsageError("--batch-size and --batch-size-per-device", "only one of them", "leave one out")
-        positive("--batch-size-per-device", args.batch_size_per_device)
-        if args.strategy == "auto" or args.plan is not None:
-            raise UsageError(
-                "--batch-size-per-device with a plan",
-                "the number of devices is what a plan chooses",
-                "kway plan --batch-size-per-device N, then kway train --plan plan.json",
-            )
-        where = place(
-            args.devices,
-            args.strategy or "auto",
-            args.exactness,
-            args.shards,
-            patient=args.stall_timeout is not None,
-            step_kind=first_kind(args.step_kind),
-        )
-        fixed["batch_size"] = args.batch_size_per_device * where.plan.devices
+    fixed = _batch(args)
     if args.ema is not None:
         fixed["ema"] = args.ema
     for kind, limit in (("norm", args.clip_norm), ("value", args.clip_value)):

@@ -1,7 +1,7 @@
 """Where a run gets its layout from: a plan that is given, or one that is made for it (``strategy="auto"``)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +12,10 @@ import torch
 from kway.devices.topology import discover
 from kway.errors import UsageError
 from kway.job import Job
-from kway.jobs.planning import AUTO, Asked, asked_of, planned
-from kway.jobs.known_costs import gather_within
+from kway.jobs.known_costs import gather
+from kway.jobs.place import Place, place
+from kway.jobs.planning import AUTO, asked_of, planned
+from kway.jobs.tuning import first_kind
 from kway.launch.torchrun import from_environment
 from kway.planned import Planned, spelled_set, titled
 from kway.planning import history
@@ -28,56 +30,55 @@ MOST_S = 10.0
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """How a run is to go: what ``kway.train`` takes, what was predicted of it (a row of plan.json), what to say of it."""
+class Going:
+    """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` to say of it."""
 
     job: Job
-    devices: str
-    strategy: str
+    devices: Any
+    strategy: Any
     step_kind: str
     exactness: str
     shards: int
-    row: dict[str, Any]
-    lines: tuple[str, ...]
+    row: Mapping[str, Any] | None = None
+    lines: tuple[str, ...] = ()
 
-    def predicted_of(self, record: Training) -> float | None:
-        """Return the predicted step time of a run that went as chosen, else ``None``: it lost devices, say."""
-        same = record.device_set == self.row["device_set"] and record.layout == self.row["layout"]
-        return float(self.row["step_s"]) if same else None
+    def place(self, patient: bool, settings: Mapping[str, Any] | None) -> Place:
+        """Return where the run goes. Raises ``UsageError``. ``patient``: see ``kway.jobs.place.place``."""
+        strategy = AUTO if self.strategy is None else self.strategy
+        kind = first_kind(self.step_kind)
+        where = place(self.devices, strategy, self.exactness, self.shards, patient, kind, settings)
+        return replace(where, notices=(*self.lines, *where.notices))
 
-    def keep(self, record: Training) -> None:
-        """Keep how far the prediction was off, where the run took the step that it was of."""
-        predicted, measured = self.predicted_of(record), record.measured_step_s
+    def judged(self, record: Training, where: Place) -> Training:
+        """Return the record of the run with what was predicted of it, and keep how far that was off.
+
+        Nothing of a run that went otherwise: that lost devices, say. Kept is only what is of the same step: not where
+        tuning or the user chose another one.
+        """
+        row = self.row
+        if row is None or record.device_set != row["device_set"] or record.layout != row["layout"]:
+            return record
+        measured = record.measured_step_s
         tuned = (record.tuned or {}).get("choice") or record.settings
-        if predicted is None or measured is None or tuned or record.step_kind != self.row["step_kind"]:
-            return
-        row = {**self.row, "measured_step_s": measured, "error": predicted / measured - 1}
-        made = datetime.now(UTC).isoformat(timespec="seconds")
-        history.keep(history.facts_of(discover()), [history.entry(row, record.model, made)])
+        if where.is_main and measured and not tuned and record.step_kind == row["step_kind"]:
+            made = datetime.now(UTC).isoformat(timespec="seconds")
+            kept = {**row, "measured_step_s": measured, "error": row["step_s"] / measured - 1}
+            history.keep(history.facts_of(discover()), [history.entry(kept, record.model, made)])
+        return replace(record, predicted_step_s=row["step_s"])
 
 
-def foreseen(
-    plan: Any,
-    job: Job,
-    devices: Any,
-    strategy: Any,
-    step_kind: str,
-    exactness: str,
-    shards: int,
-    ranks: Any,
-    say: Callable[[str], None],
-) -> Chosen | None:
-    """Return how a run is to go by the plan that is given, or made for ``strategy="auto"``; else ``None``.
+def foreseen(plan: Any, going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
+    """Return how a run goes by the plan that is given, or that is made for ``strategy="auto"``; else as it is named.
 
     Raises ``UsageError``: see ``by_plan`` and ``automatic``.
     """
     if plan is not None:
-        return by_plan(plan, job, devices, strategy, step_kind, exactness)
-    return automatic(job, devices, step_kind, exactness, shards, ranks, say) if strategy == AUTO else None
+        return by_plan(plan, going)
+    return automatic(going, ranks, say) if going.strategy == AUTO else going
 
 
-def by_plan(plan: Any, job: Job, devices: Any, strategy: Any, step_kind: str, exactness: str) -> Chosen:
-    """Return what a plan says of a run of ``job``. ``plan``: the record, or its file.
+def by_plan(plan: Any, going: Going) -> Going:
+    """Return a run as a plan has it. ``plan``: the record, or its file.
 
     Raises ``UsageError`` where the plan is of another job or of a machine that is not here, and where devices,
     strategy or step kind are named beside it.
@@ -88,18 +89,19 @@ def by_plan(plan: Any, job: Job, devices: Any, strategy: Any, step_kind: str, ex
             "it must be what kway.plan returns, or the path of plan.json",
         )
     record = plan if isinstance(plan, Planned) else Planned.load(Path(plan))
-    row = record.best
+    row, job = record.best, going.job
     if record.estimate_only:
         raise UsageError(
             f"a plan for a machine that is not here ({titled(row)})",
-            "a run needs the devices it names",
-            "plan without --on here",
+            "a run needs the devices that it names",
+            "plan for this machine",
         )
-    for name, given, usual in (
-        ("devices", devices, AUTO),
-        ("strategy", strategy, None),
-        ("step_kind", step_kind, AUTO),
-    ):
+    named = {
+        "devices": (going.devices, AUTO),
+        "strategy": (going.strategy, None),
+        "step_kind": (going.step_kind, AUTO),
+    }
+    for name, (given, usual) in named.items():
         if given != usual:
             raise UsageError(
                 f"plan and {name}={shown(given)}", f"the plan says {titled(row)}", "leave one out"
@@ -111,67 +113,44 @@ def by_plan(plan: Any, job: Job, devices: Any, strategy: Any, step_kind: str, ex
         ("model", record.model, job.title),
         ("precision", record.precision, job.precision),
         ("batch size", row["batch_size"], batch),
-        ("exactness", record.level, record.level if exactness == "math" else exactness),
+        ("exactness", record.level, record.level if going.exactness == "math" else going.exactness),
     ):
         if got != need:
             raise UsageError(f"a plan for {what} {got}", f"the job has {need}", "plan it anew: kway plan")
-    lines = (
-        f"as planned on {record.made[:10]}: {titled(row)}, {seconds_text(row['step_s'])} a step predicted",
-    )
-    return Chosen(
-        job,
-        spelled_set(row["device_set"]),
-        row["strategy"],
-        row["step_kind"],
-        record.level,
-        record.shards,
-        row,
-        lines,
-    )
+    line = f"as planned on {record.made[:10]}: {titled(row)}, {seconds_text(row['step_s'])} a step predicted"
+    devices = spelled_set(row["device_set"])
+    return Going(job, devices, row["strategy"], row["step_kind"], record.level, record.shards, row, (line,))
 
 
-def automatic(
-    job: Job,
-    devices: Any,
-    step_kind: str,
-    exactness: str,
-    shards: int,
-    ranks: Any,
-    say: Callable[[str], None],
-) -> Chosen | None:
-    """Plan a run of ``job`` and return what was chosen, ``None`` inside ranks that are there: they have a layout.
+def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
+    """Plan a run and return it as was chosen; inside ranks that are there as it is: their number is given.
 
-    ``devices``: ``"auto"`` for every number of GPUs, of CPU ranks where there is none; or the device set to use. What
-    is not remembered of model and machine is found out now, in ``MOST_S`` at most. Raises ``UsageError`` for what
-    cannot be planned, and where the model fits nowhere.
+    Devices ``"auto"``: every number of GPUs, of CPU ranks where there is none; else the device set to use. What is not
+    remembered of model and machine is found out now, in ``MOST_S``, about. Raises ``UsageError`` for what cannot be
+    planned, and where the model fits nowhere.
     """
     begun = time.perf_counter()
     cluster = discover()
     world = from_environment(device="cuda" if cluster.gpus else "cpu")
     if world is not None and world.size > 1:
-        return None
+        return going
     # Compiling takes longer than a choice may; `kway tune` looks at it.
-    kinds = [DEFAULT_KIND] if step_kind == AUTO else [step_kind]
-    asked = asked_of(job, devices, AUTO, exactness, shards, kinds, cluster=cluster)
-    if devices == AUTO and cluster.gpus:
+    kinds = [DEFAULT_KIND] if going.step_kind == AUTO else [going.step_kind]
+    asked = asked_of(going.job, going.devices, AUTO, going.exactness, going.shards, kinds, cluster=cluster)
+    if going.devices == AUTO and cluster.gpus:
         asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
-    known = gather_within(asked, MOST_S, ranks, say)
-    record = planned(asked, known, begun)
+    record = planned(asked, gather(asked, (), None, ranks, say, seconds=MOST_S), begun)
     row = record.best
-    kind = step_kind if step_kind != AUTO or row["step_kind"] == DEFAULT_KIND else row["step_kind"]
-    return Chosen(
-        job,
-        spelled_set(row["device_set"]),
-        row["strategy"],
-        kind,
-        exactness,
-        shards,
-        row,
-        told(asked, record),
+    return replace(
+        going,
+        devices=spelled_set(row["device_set"]),
+        strategy=row["strategy"],
+        row=row,
+        lines=told(record),
     )
 
 
-def told(asked: Asked, record: Planned) -> tuple[str, ...]:
+def told(record: Planned) -> tuple[str, ...]:
     """Say in two lines what was chosen, and why."""
     row = record.best
     count = counted(len(record.candidates), "candidate")

@@ -2,28 +2,41 @@
 from the cache, or taken now.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from kway.devices.remembered import digest, read, write
 from kway.errors import UsageError
+from kway.job import Job
+from kway.jobs.measuring import measure
+from kway.jobs.profiling import AUTO, NOT_ASKED, USUAL_S, profile
 from kway.measurements import Measurements
-from kway.step.kinds import KINDS
+from kway.planned import spelled_set
+from kway.step.build import build
+from kway.step.kinds import DEFAULT_KIND, KINDS
+from kway.training.parts import training_parts
+from kway.tuning.kept import job_facts
+from kway.units import seconds_text
 from kway.workload import Workload
 
 if TYPE_CHECKING:
     from kway.jobs.planning import Asked
 
 # The experiments that prices of several devices are made of.
-EXPERIMENTS = ("collectives", "overlap")
+EXPERIMENTS = ("copies", "collectives", "overlap")
 
 
 @dataclass(frozen=True)
 class Known:
-    """``workloads`` by type of device; ``measurements``, ``None`` where one device is all there is."""
+    """``workloads`` and ``measurements`` by type of device; the latter only where there are several devices."""
 
     workloads: Mapping[str, Workload]
-    measurements: Measurements | None
+    measurements: Mapping[str, Measurements]
     notices: Sequence[str] = field(default=())
 
     def step_kinds(self, device_type: str, named: Sequence[str] | None) -> list[str]:
@@ -47,16 +60,27 @@ def gather(
     measurements: Measurements | None,
     ranks: Any,
     say: Callable[[str], None],
+    refresh: bool = False,
+    seconds: float | None = None,
 ) -> Known:
-    """Return what prices are made of. What is given is not taken again. Raises ``UsageError`` for what does not fit."""
+    """Return what prices are made of. What is given, or was found out before, is not found out again.
+
+    ``refresh``: what was found out before counts for nothing. ``seconds``: what all of it may take, about; ``None``:
+    as long as a profile and a quick measurement take. Raises ``UsageError`` for what is of another job.
+    """
+    begun = time.perf_counter()
     given = {each.device.partition(":")[0]: _of_job(each, asked) for each in workloads}
-    found = {
-        kind: given[kind] if kind in given else profiled(asked, kind, say) for kind in asked.device_types
-    }
-    several = any(len(devices) > 1 for devices in asked.sets)
-    if measurements is None and several:
-        measurements = measured(asked, ranks, say)
-    return Known(found, measurements)
+    several = [kind for kind in asked.device_types if asked.counts(kind)[-1] > 1]
+    # Half of the time is for the machine, where there are several devices and it may have to be measured.
+    part = None if seconds is None else seconds / (2 if several and measurements is None else 1)
+    found: dict[str, Workload] = {}
+    for kind in asked.device_types:
+        found[kind] = given[kind] if kind in given else profiled(asked, kind, say, refresh, part)
+    of: dict[str, Measurements] = {}
+    for kind in several:
+        left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
+        of[kind] = measured(asked, kind, ranks, say, refresh, left) if measurements is None else measurements
+    return Known(found, of)
 
 
 def _of_job(workload: Workload, asked: "Asked") -> Workload:
@@ -71,15 +95,85 @@ def _of_job(workload: Workload, asked: "Asked") -> Workload:
     return workload
 
 
-def profiled(asked: "Asked", device_type: str, say: Callable[[str], None]) -> Workload:
-    """Profile the job on one device of a type."""
-    from kway.jobs.profiling import profile
+def profiled(
+    asked: "Asked", device_type: str, say: Callable[[str], None], refresh: bool, seconds: float | None
+) -> Workload:
+    """Return the workload of the job on a type of device: remembered, or profiled now on one of them.
 
-    raise NotImplementedError(profile, KINDS, say)
+    One that was profiled in less time than now is wanted counts for nothing.
+    """
+    most = max((each for each in asked.sets if each[0].startswith(device_type)), key=len)
+    kinds = asked.step_kinds or ([DEFAULT_KIND] if device_type == "cpu" else list(KINDS))
+    job = asked.job
+    if asked.scaling.weak and len(most) > 1:
+        # So that the share of each device is among those that one of two devices has.
+        job = replace(job, batch_size=2 * asked.scaling.batch)
+    known = _facts(asked, job, most)
+    wanted = USUAL_S if seconds is None else seconds
+    held = None if refresh else _recalled(known, kinds, 0.0 if seconds is not None else wanted)
+    if held is not None:
+        return held
+    say(f"profiling {job.title} on one device ({most[0]}), about {seconds_text(wanted)}")
+    workload = profile(
+        job,
+        devices=spelled_set(most),
+        exactness=asked.level,
+        shards=asked.shards,
+        step_kind=kinds,
+        seconds=wanted,
+    )
+    write(_place(known), known, seconds=wanted, workload=workload.to_dict())
+    return workload
 
 
-def measured(asked: "Asked", ranks: Any, say: Callable[[str], None]) -> Measurements:
-    """Return measurements of this machine: remembered ones, or quick ones that are taken now."""
-    from kway.jobs.measuring import measure
+def _facts(asked: "Asked", job: Job, device_set: Sequence[str]) -> dict[str, Any]:
+    """Return what a workload depends on, plain values."""
+    parts = training_parts(replace(job, validation=None))[0]
+    return {
+        **job_facts(job, build(job), parts, torch.device(device_set[0])),
+        "batch_size": parts.order.batch_size,
+        "level": [asked.level, asked.shards],
+        "device_set": spelled_set(list(device_set)),
+        "form": Workload.version,
+    }
 
-    return measure(only=EXPERIMENTS, quick=True, ranks=ranks, say=say)
+
+def _place(known: Mapping[str, Any]) -> Path:
+    return Path("profiled") / f"{digest(known)}.json"
+
+
+def _recalled(known: Mapping[str, Any], kinds: Sequence[str], seconds: float) -> Workload | None:
+    """Return a workload that was profiled with these step kinds in as many seconds, or ``None``."""
+    held = read(_place(known), known)
+    try:
+        if held is None or float(held["seconds"]) < seconds:
+            return None
+        workload = Workload.from_dict(held["workload"])
+    except (UsageError, KeyError, TypeError, ValueError):
+        return None
+    tried = {
+        *workload.step_kinds(),
+        *(kind for kind, why in workload.step_kinds_left.items() if why != NOT_ASKED),
+    }
+    return workload if set(kinds) <= tried else None
+
+
+def measured(
+    asked: "Asked",
+    device_type: str,
+    ranks: Any,
+    say: Callable[[str], None],
+    refresh: bool,
+    seconds: float | None,
+) -> Measurements:
+    """Return measurements of the devices of a type: remembered ones, or quick ones that are taken now.
+
+    As ``kway measure`` takes them where nobody names devices, so that those are the ones that are remembered.
+    """
+    cores = int(asked.cluster.cpu["usable"])
+    named = AUTO if device_type == "cuda" else f"cpu:{max(cores, *asked.counts('cpu'))}"
+    devices = AUTO if not asked.cluster.gpus and named == f"cpu:{cores}" else named
+    limit = {} if seconds is None else {"seconds": seconds}
+    return measure(
+        devices=devices, only=EXPERIMENTS, quick=True, refresh=refresh, ranks=ranks, say=say, **limit
+    )

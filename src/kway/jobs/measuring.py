@@ -42,13 +42,14 @@ def measure(
     only: Any = None,
     quick: bool = False,
     refresh: bool = False,
+    seconds: float = QUICK_S,
     ranks: Any = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Measurements:
     """Measure this machine, or recall what was measured under the same hardware, driver and torch; return the record.
 
     ``devices``: the device set to measure, the CPU always with it. ``only``: names of experiments, in a list or by
-    commas. ``quick``: a few sizes, in a minute in place of several; full figures that are remembered count as well.
+    commas. ``quick``: a few sizes, in ``seconds`` in place of minutes; full figures that are remembered count as well.
     ``refresh``: measure also what is remembered. ``ranks``: CPU ranks that are already started. ``say`` is told what
     goes on. Raises ``UsageError`` before anything is measured.
     """
@@ -68,7 +69,7 @@ def measure(
         for place, experiment in enumerate(experiments):
             bench = _bench(experiment, there, cpu_ranks, limits, quick, on_ranks)
             if quick:
-                left = QUICK_S - (time.perf_counter() - begun)
+                left = seconds - (time.perf_counter() - begun)
                 bench.policy = shrunk(bench.policy, left, _planned(experiments[place:], there))
             entry, found = _one(experiment, bench, known, quick, refresh, say)
             entries.append(entry)

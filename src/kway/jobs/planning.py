@@ -8,11 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from kway.devices import cpu
 from kway.devices.cpu import threads_for
-from kway.devices.select import parse, parse_list, spelled
+from kway.devices.select import parse_list, spelled
 from kway.devices.topology import discover
 from kway.errors import RefusedError, UsageError
 from kway.job import Job
@@ -45,7 +43,7 @@ PICTURES = ("speedup.png", "terms.png")
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be planned. ``sets``: device sets; ``strategies`` and ``step_kinds``: those named, ``None`` for all."""
+    """What is to be planned. ``sets`` of devices; ``strategies`` and ``step_kinds``: those named, ``None`` for all."""
 
     job: Job
     cluster: Cluster
@@ -89,6 +87,7 @@ def plan(
     check: bool = False,
     workload: Any = None,
     measurements: Any = None,
+    refresh: bool = False,
     out: Path | str | None = None,
     ranks: Any = None,
     say: Callable[[str], None] = lambda text: None,
@@ -102,8 +101,8 @@ def plan(
     devices (weak scaling); without it all candidates take the job's batch (strong scaling). ``check``: run each
     candidate as ``kway.train`` does, in turns, and compare; the errors are kept for later plans to show.
     ``workload``, ``measurements``: records, or their files, in place of what would be profiled and measured now;
-    several workloads, one a type of device, in a list. ``out``: a folder for plan.json and pictures. ``ranks``: CPU
-    ranks that are already started. ``say`` is told what goes on.
+    several workloads, one a type of device, in a list. ``refresh``: find out also what is remembered. ``out``: a
+    folder for plan.json and pictures. ``ranks``: CPU ranks that are already started. ``say`` is told what goes on.
 
     Raises ``UsageError`` before anything starts for what cannot be planned, and where the model fits on none of the
     candidates: with how much is missing, and what would help.
@@ -111,12 +110,15 @@ def plan(
     begun = time.perf_counter()
     check_given(job, ranks, out=out)
     truth("check", check)
+    truth("refresh", refresh)
     if not callable(say):
         raise UsageError(f"say={shown(say)}", "it must be a function that takes a line", "leave it out")
     asked = asked_of(job, devices, strategy, exactness, shards, step_kind, batch_size_per_device)
     with ExitStack() as stack:
         folder = stack.enter_context(claimed(out, "plan.json", PICTURES)) if out is not None else None
-        known = gather(asked, workloads_given(workload), measurements_given(measurements), ranks, say)
+        known = gather(
+            asked, workloads_given(workload), measurements_given(measurements), ranks, say, refresh
+        )
         record = planned(asked, known, begun)
         if check:
             record = checked(asked, record, ranks, say, begun)
@@ -236,9 +238,10 @@ def planned(asked: Asked, known: Known, begun: float) -> Planned:
             {"device": each.device, "device_name": each.device_name, "made": each.made}
             for each in known.workloads.values()
         ],
-        measurements=None
-        if known.measurements is None
-        else {"made": known.measurements.made, "age_s": known.measurements.age_s},
+        measurements=[
+            {"device": kind, "made": each.made, "age_s": each.age_s}
+            for kind, each in known.measurements.items()
+        ],
         machine=machine(gpus),
         versions=versions(),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -251,7 +254,7 @@ def _ranked(asked: Asked, known: Known, found: Sequence[Candidate]) -> Found:
     flop = next(iter(known.workloads.values())).flop_per_sample
     return search(
         found,
-        pricer(known.workloads, known.measurements),
+        pricer(known.workloads, known.measurements, asked.shards),
         room_of(asked.cluster),
         asked.scaling,
         cpu.usable_cores(),

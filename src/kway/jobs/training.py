@@ -18,14 +18,14 @@ from kway.job import Job
 from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
 from kway.jobs.arguments import check_given, functions_of
-from kway.jobs.automatic import foreseen
+from kway.jobs.automatic import Going, foreseen
 from kway.jobs.folder import claimed, is_there, logs_of
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.listeners import Callback, Listeners
-from kway.jobs.place import Place, on_main, place
+from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find
-from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, first_kind, in_the_way_chosen, wish_of
+from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
@@ -155,16 +155,10 @@ def train(
     """
     check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
-    stop = StopRequest()
-    tell = Listeners(functions_of("callbacks", callbacks), stop)
-    chosen = foreseen(plan, job, devices, strategy, step_kind, exactness, shards, ranks, tell.say)
-    if chosen is not None:
-        job, devices, strategy, step_kind = chosen.job, chosen.devices, chosen.strategy, chosen.step_kind
-        exactness, shards = chosen.exactness, chosen.shards
-    where = place(
-        devices, strategy or AUTO, exactness, shards, stall is not None, first_kind(step_kind), settings
-    )
-    where = replace(where, notices=(*(chosen.lines if chosen is not None else ()), *where.notices))
+    tell = Listeners(functions_of("callbacks", callbacks), StopRequest())
+    going = foreseen(plan, Going(job, devices, strategy, step_kind, exactness, shards), ranks, tell.say)
+    job, step_kind, exactness, shards = going.job, going.step_kind, going.exactness, going.shards
+    where = going.place(stall is not None, settings)
     threads.check(
         where,
         on_oom,
@@ -194,8 +188,7 @@ def train(
         timeline=timeline_steps(timeline),
     )
     check_saving(out, checkpoint_every, keep, resume)
-    restarts = Restarts(max_restarts, min_devices)
-    restarts.check(where.plan.devices, where.joined is not None)
+    restarts = Restarts(max_restarts, min_devices).check(where.plan.devices, where.joined is not None)
     parts, held = training_parts(job)
     check_timeline(spec, parts.order.steps(0), bool(resume))
     model = build(job)
@@ -211,7 +204,7 @@ def train(
         folder = _folder(stack, where, out, resume)
         found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
         if out is not None:
-            stack.enter_context(says_what_is_there(folder, stop, tell.begun))
+            stack.enter_context(says_what_is_there(folder, tell.stop, tell.begun))
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
         spec = replace(
@@ -256,31 +249,26 @@ def train(
                     echo=echo,
                     # Those that were handed in are gone with a start that failed.
                     ranks=ranks if getattr(ranks, "alive", True) else None,
-                    stop=stop,
+                    stop=tell.stop,
                     apart=True,
                     stall_timeout=stall,
                 )
 
         if started:
             # Without a folder it is kway that takes the signal, to end the ranks first; on one device nobody does.
-            with asked_to_stop(stop) if out is not None else says_that_nothing_is_there():
-                results, where = run_again(where, once, restarts, shards, tell.note, stop, adapting)
+            with asked_to_stop(tell.stop) if out is not None else says_that_nothing_is_there():
+                results, where = run_again(where, once, restarts, shards, tell.note, tell.stop, adapting)
         else:
             # Ranks of their own have a copy of the loss as well: a callback that changes a module changes nothing.
             own = replace(spec, job=replace(sent, loss=_own(job.loss)))
             # Signals arrive in no other thread than this.
-            with asked_to_stop(stop) if out is not None and where.in_threads else nullcontext():
+            with asked_to_stop(tell.stop) if out is not None and where.in_threads else nullcontext():
                 results = where.run(
-                    run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
+                    run_rank, own, model, on_event=tell, ranks=ranks, stop=tell.stop, stall_timeout=stall
                 )
         of_ranks, average, made = results[0]
-        record: Training = replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices])
-        if chosen is not None:
-            record = replace(record, predicted_step_s=chosen.predicted_of(record))
-            if where.is_main:
-                chosen.keep(record)
-        if out is not None and where.is_main:
-            _keep(record, folder)
+        lines = [*where.notices, *told, *tell.told, *of_ranks.notices]
+        record = _kept(going.judged(replace(of_ranks, notices=lines), where), where, out, folder)
         if started:
             model = _as_trained(cast(model, precision_of(job.precision).floating), folder, made)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
@@ -316,9 +304,12 @@ def _as_trained(model: nn.Module, folder: Path, made: dict[str, str]) -> nn.Modu
     return model
 
 
-def _keep(record: Training, folder: Path) -> None:
+def _kept(record: Training, where: Place, out: Path | str | None, folder: Path) -> Training:
+    """Write record and curves where the run keeps something and this process speaks; return the record."""
     from kway.report.curves import draw
 
+    if out is None or not where.is_main:
+        return record
     try:
         record.save(folder)
         draw(record, folder / "curves.png")
@@ -327,6 +318,7 @@ def _keep(record: Training, folder: Path) -> None:
             f"the record of the run cannot be written to {folder}: {error.strerror or error}",
             "the run itself has ended, and weights.safetensors was written before",
         ) from None
+    return record
 
 
 @contextmanager
