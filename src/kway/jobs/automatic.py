@@ -31,7 +31,7 @@ MOST_S = 10.0
 
 @dataclass(frozen=True)
 class Going:
-    """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` to say of it."""
+    """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it."""
 
     job: Job
     devices: Any
