@@ -16,7 +16,7 @@ GROUND = ("errors", "flat", "units", "records", "registry", "world", "job", "wor
           "paths", "measurements", "workload", "planned")  # fmt: skip
 LAYERS = (
     GROUND,
-    ("devices", "launch", "comm", "data", "checkpoints", "report", "zoo"),
+    ("devices", "launch", "comm", "data", "checkpoints", "report", "zoo", "cost"),
     ("step",),
     ("strategies", "measuring"),
     ("training", "planning"),
@@ -28,7 +28,7 @@ LAYERS = (
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 REFERENCE_MUST_NOT_IMPORT = {"training", "comm", "strategies"}
-WITHOUT_TORCH = {"", "__main__", "devices", "report", "cli", *GROUND}
+WITHOUT_TORCH = {"", "__main__", "devices", "report", "cost", "cli", *GROUND}
 RANK_VARIABLES = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR",
     "MASTER_PORT", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
@@ -41,7 +41,7 @@ MUTATORS = {
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
-    "ReplicaError", "OutOfMemoryError", "__version__", "tune", "measure", "profile", "plan",
+    "ReplicaError", "OutOfMemoryError", "NotMeasuredError", "__version__", "tune", "measure", "profile", "plan",
 }  # fmt: skip
 
 Problems = list[str]

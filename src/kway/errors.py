@@ -4,6 +4,7 @@
     ``UsageError``: the user's input cannot work; raised before any process starts. Exit code 2.
         ``DataError``: a data set is missing, truncated or malformed.
         ``RefusedError``: the input is valid, but kway will not do it at this exactness level or layout.
+        ``NotMeasuredError``: a prediction needs a time that nobody has measured. A ``LookupError`` too.
     ``RankError``: a rank raised or died. Carries the rank, its exit code and its traceback.
         ``StallError``: a rank made no progress for too long. Carries its stack.
     ``NonFiniteError``: the loss became NaN or infinite.
@@ -78,6 +79,10 @@ class DataError(UsageError):
 
 class RefusedError(UsageError):
     """Valid input that kway refuses, with the reason: a level that a layout cannot keep, for example."""
+
+
+class NotMeasuredError(UsageError, LookupError):
+    """A prediction needs a time that was not measured. The message says which, and what measures it."""
 
 
 class NonFiniteError(KwayError):
