@@ -42,7 +42,15 @@ def test_history_and_check_are_shown():
 def test_what_does_not_fit_and_what_was_left_are_told():
     record = planned(
         found(256, room=2 << 20),
-        left=[{"strategy": "data=3", "device_set": ["cpu"] * 3, "step_kind": "eager", "why": "no links"}],
+        left=[
+            {
+                "strategy": "data=3",
+                "devices": 3,
+                "device_set": ["cpu"] * 3,
+                "step_kind": "eager",
+                "why": "no links",
+            }
+        ],
         estimate_only=True,
     )
     text = "\n".join(lines_of(record))

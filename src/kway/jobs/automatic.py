@@ -139,7 +139,7 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
     asked = asked_of(going.job, going.devices, AUTO, going.exactness, going.shards, kinds, cluster=cluster)
     if going.devices == AUTO and cluster.gpus:
         asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
-    record = planned(asked, gather(asked, (), None, ranks, say, seconds=MOST_S), begun)
+    record = planned(asked, gather(asked, (), None, ranks, _announced(going.job, say), seconds=MOST_S), begun)
     row = record.best
     return replace(
         going,
@@ -148,6 +148,22 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
         row=row,
         lines=told(record),
     )
+
+
+def _announced(job: Job, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return ``say`` with a line before its first one: what goes on, and for how long."""
+    lines = iter(
+        [
+            f"auto: what is not known of {job.title} and of this machine is found out now, in {MOST_S:.0f} s at most"
+        ]
+    )
+
+    def announced(text: str) -> None:
+        for line in lines:
+            say(line)
+        say(text)
+
+    return announced
 
 
 def told(record: Planned) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ def lines_of(record: Planned) -> list[str]:
     lines += [
         f"  -  {row['strategy']} on {spelled_set(row['device_set'])}, {row['step_kind']}: left out: {row['why']}"
         for row in record.left
+        if row["devices"]
     ]
     lines += ["", *_whole(record), *trust(record)]
     return [*lines, *(f"note       {text}" for text in record.notices)]
