@@ -55,8 +55,8 @@ def add_thread_sums(estimate: Estimate, replicas: int) -> None:
     """Add what replicas in the threads of one process cost each other, and the vectors that they lay down.
 
     Sums go through memory (``kway.comm.threads``): a replica copies its gradients, adds up one of ``replicas``
-    slices of them all, and copies the others' slices: three times the bytes, at the measured rate of copies between the devices.
-    Python runs in one thread at a time (CPython's global interpreter lock), so that a step is no shorter than what all
+    slices of them all, and copies the others' slices: three times the bytes, at the measured rate of copies between the
+    devices. Python runs in one thread at a time (CPython's global interpreter lock): a step is no shorter than what all
     replicas take to start their operations, one after the other. Raises ``NotMeasuredError``.
     """
     if replicas < 2:

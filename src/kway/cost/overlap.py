@@ -79,7 +79,7 @@ def exposed_s(buckets: Sequence[tuple[float, float]], backward_s: float, slowdow
 def slowdown_of(measurements: Measurements | None, size: float) -> float:
     """Return how many times as long products take beside an all-reduce of ``size`` bytes as alone; at least 1.
 
-    Measured (``kway measure --only overlap``), between two sizes on a line over the logarithm, beyond them the nearest
+    Measured (``kway measure --only overlap``), between two sizes on a line of logarithms, beyond them the nearest
     one. 1 where it was not measured.
     """
     points = sorted(
