@@ -13,14 +13,14 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 # Lower rooms first. Rooms in one entry do not import each other, except on the ground floor.
 GROUND = ("errors", "flat", "units", "records", "registry", "world", "job", "worker_deaths", "by_value",
-          "paths", "measurements")  # fmt: skip
+          "paths", "measurements", "workload")  # fmt: skip
 LAYERS = (
     GROUND,
     ("devices", "launch", "comm", "data", "checkpoints", "report", "zoo"),
     ("step",),
     ("strategies", "measuring"),
     ("training",),
-    ("proving",),
+    ("proving", "profiling"),
     ("tuning",),
     ("jobs",),
     ("cli",),
@@ -41,7 +41,7 @@ MUTATORS = {
 PUBLIC = {
     "Job", "train", "evaluate", "predict", "prove", "parallel", "accuracy", "all_samples", "KwayError", "UsageError",
     "DataError", "RefusedError", "RankError", "StallError", "NonFiniteError", "MispairedError", "StoppedError",
-    "ReplicaError", "OutOfMemoryError", "ItemError", "__version__", "tune", "measure", "map",
+    "ReplicaError", "OutOfMemoryError", "ItemError", "__version__", "tune", "measure", "profile", "map",
 }  # fmt: skip
 
 Problems = list[str]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kway.jobs.mapping import map as map
     from kway.jobs.measuring import measure
     from kway.jobs.parallel import parallel
+    from kway.jobs.profiling import profile
     from kway.jobs.proving import prove
     from kway.jobs.training import train
     from kway.jobs.tuning import tune
@@ -53,6 +54,7 @@ _HOMES = {
     "measure": "jobs.measuring",
     "parallel": "jobs.parallel",
     "predict": "jobs.evaluating",
+    "profile": "jobs.profiling",
     "prove": "jobs.proving",
     "train": "jobs.training",
     "tune": "jobs.tuning",
@@ -80,6 +82,7 @@ __all__ = [
     "measure",
     "parallel",
     "predict",
+    "profile",
     "prove",
     "train",
     "tune",

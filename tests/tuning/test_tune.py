@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import kway
+from kway.step.settings import Settings
 from kway.tuning import run, trial
 from kway.tuning.kept import code_of
 
@@ -90,14 +91,14 @@ def test_trials_leave_model_random_state_and_result_alone(monkeypatch):
 
 def test_a_candidate_that_computes_something_else_is_discarded(monkeypatch):
     made_fast(monkeypatch, {"optimizer": "fused"})
-    prefer = trial.Settings.prefer
+    prefer = Settings.prefer
 
     def wrong(self, optimizer):
         if self.optimizer == "fused":
             optimizer.param_groups[0]["lr"] *= 1.01
         return prefer(self, optimizer)
 
-    monkeypatch.setattr(trial.Settings, "prefer", wrong)
+    monkeypatch.setattr(Settings, "prefer", wrong)
     record = kway.tune(job(), devices="cpu:1")
     verdict = next(row["verdict"] for row in record.rows if row["choice"] == {"optimizer": "fused"})
     assert verdict.startswith("discarded: ")
@@ -173,13 +174,13 @@ def test_dropout_hides_nothing(monkeypatch):
     made_fast(monkeypatch, {"optimizer": "fused"})
     record = kway.tune(job(Dropping), devices="cpu:1")
     assert record.choice == {"optimizer": "fused"}
-    in_torch = trial.Settings.in_torch
+    in_torch = Settings.in_torch
 
     def wrong(self, model, device):
         monkeypatch.setattr(Dropping, "wrong", 1.001 if self.optimizer == "fused" else 1.0)
         return in_torch(self, model, device)
 
-    monkeypatch.setattr(trial.Settings, "in_torch", wrong)
+    monkeypatch.setattr(Settings, "in_torch", wrong)
     again = kway.tune(job(Dropping), devices="cpu:1", refresh=True)
     verdict = next(row["verdict"] for row in again.rows if row["choice"] == {"optimizer": "fused"})
     assert verdict.startswith("discarded")

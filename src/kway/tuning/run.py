@@ -22,12 +22,13 @@ from kway.job import Job
 from kway.launch.status import Status
 from kway.records import Plan
 from kway.strategies.micro_batches import why_whole
+from kway.training.on_a_copy import copied
 from kway.training.parts import training_parts
 from kway.training.wish import Wish
 from kway.tuning.kept import facts, keep, recall
 from kway.tuning.knobs import Choice, Subject, stages, untried
 from kway.tuning.search import Found, Reading, search
-from kway.tuning.trial import ORDERS, Trials, compiles, copied
+from kway.tuning.trial import ORDERS, Trials, compiles
 from kway.world import StopRequest, World
 
 # By default at most this part of the expected run, and never more seconds than this.

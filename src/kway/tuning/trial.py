@@ -1,6 +1,5 @@
 """One choice tried on the real step: opened like a run, stepped over the run's own batches, timed, closed."""
 
-import copy
 import gc
 import time
 import traceback
@@ -26,16 +25,16 @@ from kway.proving.quiet import without_dropout
 from kway.records import Plan
 from kway.step.core import Outcome
 from kway.step.kinds import KINDS
-from kway.step.seeds import preserved
-from kway.step.settings import OPTIMIZER_FORMS, Settings, takes_form
+from kway.step.settings import OPTIMIZER_FORMS, takes_form
 from kway.step.tally import Tally
 from kway.strategies.engine import Engine
+from kway.training.on_a_copy import open_on_copy
 from kway.training.parts import training_parts
+from kway.training.whole_batches import whole_batches, whole_shares
 from kway.tuning.agreement import Standard, Trace, standard
 from kway.tuning.compared import Compared, left_by, on_cpu
 from kway.tuning.knobs import JOB, SETTINGS, Choice
 from kway.tuning.search import Reading
-from kway.tuning.whole_batches import whole_batches, whole_shares
 from kway.world import World
 
 Tensor = torch.Tensor
@@ -202,27 +201,8 @@ class Trials:
     def _open(self, choice: Choice, opened: ExitStack, quiet: bool = False) -> tuple[Engine, Iterator[Share]]:
         """Open an engine over a copy of the model, and the shares that it steps over. ``quiet``: without dropout."""
         job, plan = applied(choice, self.job, self.plan)
-        # One that ends with the run would not bear as many steps.
-        job = replace(job, schedule=None)
-        model, own = copied(self.model, job)
-        job = replace(job, **own)
-        parts = training_parts(replace(job, validation=None))[0]
-        opened.enter_context(preserved(self.device))
-        if quiet:
-            opened.enter_context(without_dropout(model))
-        engine = Engine(
-            job,
-            model,
-            plan.layout,
-            self.world,
-            plan.exactness,
-            parts.order.batch_size,
-            plan.shards,
-            self.status,
-            plan.step_kind,
-            settings=Settings.of(plan.settings),
-        )
-        opened.callback(engine.close)
+        around = without_dropout if quiet else None
+        engine, parts = open_on_copy(job, self.model, plan, self.world, self.status, opened, around=around)
         self._calls = engine.mesh.world.trace
         loader = engine.loader(parts)
         opened.callback(loader.close)
@@ -295,16 +275,6 @@ class Trials:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
-
-
-def copied(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
-    """Return copies of the model, and of what of the user's is called beside it: it may count, or keep what it saw.
-
-    Together: what one knows of another it knows of its copy. Functions stay what they are.
-    """
-    beside = {"loss": job.loss, "penalty": job.penalty, "metrics": dict(job.metrics)}
-    made: tuple[nn.Module, dict[str, Any]] = copy.deepcopy((model, beside))
-    return made
 
 
 def _no_time(rest_s: float) -> str:

@@ -1,0 +1,268 @@
+"""A model profiled on one device: sittings opened, timed, looked into, and put together as a workload."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.comm.rehearsed import Call
+from kway.devices import cpu
+from kway.errors import DataError, KwayError, UsageError, line_of
+from kway.job import Job
+from kway.launch.status import Status
+from kway.profiling.bound import rates
+from kway.profiling.inside import Inside, counted, kept_line, look_inside, rows
+from kway.profiling.seats import Seat, seats
+from kway.profiling.sitting import Sitting
+from kway.profiling.sizes import gradients_of, parameters_of
+from kway.profiling.timing import fits, time_in_turns, timings
+from kway.records import Plan
+from kway.step.kinds import DEFAULT_KIND
+from kway.step.recompute import blocks_of
+from kway.training.on_a_copy import copied
+from kway.training.parts import training_parts
+
+# Of the seconds there are, for the eager steps, and for what goes on inside of them; the rest is for other kinds.
+TIMED, INSIDE = 0.6, 0.2
+# Sittings are open at once where what their models and optimizers take is this part of the free memory.
+AT_ONCE = 0.25
+TYPES = {"fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Profiled:
+    """What ``Workload`` says of the model, by the names there."""
+
+    batch_size: int
+    samples: int | None
+    fields: dict[str, Any] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is profiled: ``devices`` to prepare for at most, ``kinds`` of steps, in about ``seconds``.
+
+    ``threads``: of the host, for a rank of so many devices.
+    """
+
+    device: str
+    devices: int
+    kinds: Sequence[str]
+    seconds: float
+    threads: Callable[[int], int]
+
+
+class Profiler:
+    """Profiles one job. ``plan``: level, shards and settings of its steps; ``say`` is told what goes on."""
+
+    def __init__(
+        self, job: Job, model: nn.Module, plan: Plan, wanted: Wanted, say: Callable[[str], None]
+    ) -> None:
+        self._job, self._model, self._plan, self._wanted, self._say = job, model, plan, wanted, say
+        self._device = torch.device(wanted.device)
+        parts = training_parts(replace(job, validation=None))[0]
+        samples = parts.order.samples
+        batch = parts.order.batch_size if samples is None else min(parts.order.batch_size, samples)
+        self._job = replace(job, batch_size=batch)
+        self.found = Profiled(batch, samples)
+        if batch < parts.order.batch_size:
+            self.found.notices.append(
+                f"the data has {samples} samples, fewer than a batch of {parts.order.batch_size}"
+            )
+        self._seats = seats(batch, wanted.devices, wanted.threads)
+
+    def run(self) -> Profiled:
+        """Do all of it. Raises ``UsageError`` where the model cannot be copied, and what its code raises."""
+        try:
+            copied(self._model, self._job)
+        except Exception as error:
+            raise UsageError(
+                f"a model, loss, penalty or metric that cannot be copied ({line_of(error)})",
+                "steps are timed on a copy, so that yours stay as they are",
+                "leave out of them what copy.deepcopy cannot copy",
+            ) from error
+        begun = time.perf_counter()
+        with torch_threads():
+            table = self._eager()
+            others = [kind for kind in self._wanted.kinds if kind != DEFAULT_KIND]
+            for place, kind in enumerate(others):
+                left = self._wanted.seconds - (time.perf_counter() - begun)
+                table += self._other(kind, max(left, 0.0) / (len(others) - place))
+        self.found.fields |= {"timings": table, "fits": fits(table)}
+        return self.found
+
+    def _eager(self) -> list[dict[str, Any]]:
+        """Time eager steps, and look into those of one device alone."""
+        seconds, peaks = self._wanted.seconds, dict[int, int]()
+        inside: Inside | None = None
+        table: list[dict[str, Any]] = []
+        calls: list[Call] = []
+        for group in self._together():
+            names = ", ".join(str(seat.devices) for seat in group)
+            self._say(f"eager steps, as one device of {names} takes them")
+            with ExitStack() as opened:
+                sittings = [self._open(seat, DEFAULT_KIND, opened) for seat in group]
+                part = TIMED * seconds * len(group) / len(self._seats)
+                table += timings(DEFAULT_KIND, time_in_turns(sittings, part, parts=True))
+                peaks |= self._peaks(sittings)
+                for sitting in sittings:
+                    if sitting.seat.devices == 1:
+                        self._say("what goes on inside of a step, by layer")
+                        torch.set_num_threads(sitting.seat.threads)
+                        inside = look_inside(sitting, INSIDE * seconds)
+                        self._describe(sitting, inside)
+                    elif not calls:
+                        calls = sitting.rehearse(sitting.seat.shares[0])
+        assert inside is not None
+        self._remember(inside, peaks, calls)
+        return table
+
+    def _other(self, kind: str, seconds: float) -> list[dict[str, Any]]:
+        """Time steps of another kind; where that fails, say why."""
+        self._say(f"{kind} steps")
+        table: list[dict[str, Any]] = []
+        peaks: dict[int, int] = {}
+        try:
+            for seat in self._seats:
+                with ExitStack() as opened:
+                    sitting = self._open(seat, kind, opened)
+                    found = time_in_turns([sitting], seconds / len(self._seats), parts=False)
+                    if sitting.engine.ran != kind:
+                        notices = "; ".join(sitting.engine.notices)
+                        self.found.left[kind] = f"its steps ran {sitting.engine.ran}: {notices}"
+                        return []
+                    table += timings(kind, found)
+                    peaks |= self._peaks([sitting])
+        except DataError:
+            raise
+        except KwayError as error:
+            self.found.left[kind] = line_of(error)
+            return []
+        self._add_peaks(kind, peaks)
+        return table
+
+    def _open(self, seat: Seat, kind: str, opened: ExitStack, **settings: Any) -> Sitting:
+        plan = replace(self._plan, step_kind=kind, settings={**self._plan.settings, **settings})
+        torch.set_num_threads(seat.threads)
+        return Sitting(self._job, self._model, plan, seat, self._wanted.device, opened, Status())
+
+    def _together(self) -> Iterator[list[Seat]]:
+        """Yield the seats that are open at once: all, so that they take turns, or each by itself.
+
+        On a GPU each by itself: it is steadier, and its peak of memory is one sitting's.
+        """
+        held = sum(tensor.nbytes for tensor in [*self._model.parameters(), *self._model.buffers()])
+        # Weights, gradients, and an optimizer with two states.
+        needs = 4 * held * len(self._seats)
+        if self._device.type == "cuda" or needs > AT_ONCE * cpu.memory()[1]:
+            yield from ([seat] for seat in self._seats)
+        else:
+            yield list(self._seats)
+
+    def _peaks(self, sittings: Sequence[Sitting]) -> dict[int, int]:
+        """Return the most bytes that a step of each share took on a GPU, by samples."""
+        if self._device.type != "cuda":
+            return {}
+        found = {}
+        for sitting in sittings:
+            for samples in sitting.seat.shares:
+                torch.cuda.reset_peak_memory_stats(self._device)
+                sitting.take(samples)
+                sitting.marks.wait()
+                found[samples] = torch.cuda.max_memory_allocated(self._device)
+        return found
+
+    def _describe(self, sitting: Sitting, inside: Inside) -> None:
+        """Note what one device alone shows: sizes and layers."""
+        model = sitting.engine.model
+        most = inside.counts[max(inside.counts)]
+        every = most.all_flop
+        self.found.fields |= {
+            "sample_bytes": inside.sample_bytes,
+            "flop_per_sample": None if every is None else every / max(inside.counts),
+            "parameters": parameters_of(model, sitting.engine.optimizer),
+            "gradients": gradients_of(model),
+            "layers": rows(model, inside, rates(self._device, TYPES.get(self._job.precision, torch.float32))),
+        }
+        if most.uncounted:
+            names = ", ".join(sorted(most.uncounted))
+            self.found.notices.append(f"operations could not be counted: nothing is known of {names}")
+        self.found.notices += [*sitting.engine.notices, *sitting.engine.doubts, *sitting.parts.notices]
+
+    def _remember(self, inside: Inside, peaks: dict[int, int], calls: Sequence[Call]) -> None:
+        """Note memory and collectives."""
+        fixed, each = kept_line(inside.counts, inside.sample_bytes)
+        sizes = self.found.fields["parameters"]
+        states = sum(sizes[name] for name in ("bytes", "gradient_bytes", "optimizer_bytes", "buffer_bytes"))
+        memory: dict[str, Any] = {
+            "activation_bytes_per_sample": each,
+            "activation_fixed_bytes": fixed,
+            "workspace_bytes": 0,
+            "checkpointed_activation_bytes_per_sample": self._checkpointed(),
+            "peak": [],
+        }
+        self.found.fields |= {
+            "memory": memory,
+            "collectives": _collectives(calls),
+            "buckets": _buckets(calls),
+        }
+        if peaks:
+            most = max(peaks)
+            memory["workspace_bytes"] = max(0, round(peaks[most] - states - fixed - each * most))
+            self._add_peaks(DEFAULT_KIND, peaks)
+        else:
+            shares = sorted({samples for seat in self._seats for samples in seat.shares})
+            counted_ = {samples: round(states + fixed + each * samples) for samples in shares}
+            self._add_peaks(DEFAULT_KIND, counted_)
+
+    def _add_peaks(self, kind: str, peaks: dict[int, int]) -> None:
+        self.found.fields["memory"]["peak"] += [
+            {"step_kind": kind, "samples": samples, "bytes": bytes_}
+            for samples, bytes_ in sorted(peaks.items())
+        ]
+
+    def _checkpointed(self) -> float | None:
+        """Return the bytes of a sample that stay for backward where the blocks are computed again."""
+        if not blocks_of(self._model) or self._plan.settings.get("recompute"):
+            return None
+        seat = self._seats[0]
+        with ExitStack() as opened:
+            sitting = self._open(seat, DEFAULT_KIND, opened, recompute=True)
+            sizes = sorted(seat.shares)[:2]
+            found = [counted(sitting, samples) for samples in sizes]
+        counts = dict(zip(sizes, (counts for counts, _ in found), strict=True))
+        return kept_line(counts, max(bytes_ for _, bytes_ in found))[1]
+
+
+def _collectives(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Return what ranks of several call beside the sum of gradients, alike calls once."""
+    found: dict[tuple[str, str, int], int] = {}
+    for call in calls:
+        if not call.gradients:
+            key = call.when, call.what, call.bytes
+            found[key] = found.get(key, 0) + 1
+    return [
+        {"when": when, "what": what, "bytes": bytes_, "times": times}
+        for (when, what, bytes_), times in found.items()
+    ]
+
+
+def _buckets(calls: Sequence[Call]) -> list[int]:
+    """Return the bytes of each call that brings gradients together, in the order of the calls."""
+    return [call.bytes for call in calls if call.gradients]
+
+
+@contextmanager
+def torch_threads() -> Iterator[None]:
+    """Give the process its number of threads back at the end."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

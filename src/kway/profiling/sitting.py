@@ -1,0 +1,164 @@
+"""A rank of several, or one device alone, on a copy of the model: steps over real batches, timed in windows."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import nn
+
+from kway.comm.rehearsed import Calls, RehearsedGroup
+from kway.data.loader import Share
+from kway.data.order import KeyedOrder
+from kway.data.parts import Parts
+from kway.data.streams import StreamOrder
+from kway.errors import DataError
+from kway.job import Job
+from kway.launch.status import Status
+from kway.profiling.phases import Marks, Phases, PhaseTimer
+from kway.profiling.seats import Seat
+from kway.records import Plan
+from kway.step.telling import Telling
+from kway.strategies.layout import fit, title
+from kway.training.on_a_copy import open_on_copy
+from kway.world import World
+
+# What each rank would tell the others is not compared: the others are not there.
+_TELLS_NEVER = Telling(every=1 << 62)
+# As many steps as a window of ``kway train`` has, and the least length of one in seconds.
+WINDOW, LEAST_S = 10, 0.05
+
+
+@dataclass
+class Reading:
+    """Seconds a step by window: of whole steps, and of their parts by name; ``notes`` of how they were taken."""
+
+    step: list[float] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=dict)
+
+
+class Sitting:
+    """A rank of ``seat.devices`` data-parallel ranks on ``device``, alone: what it would hear is its own.
+
+    ``step`` numbers the steps that were taken. Raises what the engine raises.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Module,
+        plan: Plan,
+        seat: Seat,
+        device: str,
+        opened: ExitStack,
+        status: Status,
+    ) -> None:
+        layout = {} if seat.devices == 1 else fit("data", seat.devices)
+        self.seat, self.step, self.calls = seat, 0, Calls()
+        self.marks = Marks(torch.device(device))
+        groups = partial(RehearsedGroup, self.calls)
+        world = World(0, seat.devices, device=device, threads=seat.threads, groups=groups)
+        own = replace(plan, layout=layout, strategy=title(layout), device_set=[device] * seat.devices)
+        self.engine, self.parts = open_on_copy(job, model, own, world, status, opened, telling=_TELLS_NEVER)
+        self.batch_size = self.parts.order.batch_size
+        self._job, self._opened = job, opened
+        self.phases = Phases(self.engine, self.calls)
+        self._timer = PhaseTimer(self.marks)
+        self._shares: dict[int, Iterator[Share]] = {}
+
+    def share(self, samples: int) -> Share:
+        """Return the next share of ``samples`` of a real batch, read as ranks read it."""
+        if samples not in self._shares:
+            self._shares[samples] = self._read(samples)
+        return next(self._shares[samples])
+
+    def take(self, samples: int, steps: int = 1) -> float:
+        """Take steps over shares of ``samples``; return the seconds that the host waited for them."""
+        waited, tally = 0.0, self.engine.tally([*self._job.metrics])
+        for _ in range(steps):
+            begun = time.perf_counter()
+            share = self.share(samples)
+            waited += time.perf_counter() - begun
+            self.engine.step(share, self.step, tally)
+            self.step += 1
+        return waited
+
+    def window(self, samples: int, steps: int, reading: Reading, parts: bool) -> None:
+        """Time ``steps`` steps, and where ``parts`` are to be told apart, as many again with marks between them."""
+        torch.set_num_threads(self.seat.threads)
+        # What another sitting left in the caches is no part of this one.
+        self.take(samples)
+        begun = self.marks.wait()
+        self.take(samples, steps)
+        reading.step.append((self.marks.wait() - begun) / steps)
+        if not parts:
+            return
+        self.phases.around = self._timer.around
+        try:
+            waited = self.take(samples, steps)
+            self.marks.wait()
+            found = {**self._timer.take(), "input": waited}
+        finally:
+            self.phases.around = None
+        for part, seconds in found.items():
+            reading.parts.setdefault(part, []).append(seconds / steps)
+
+    def warm(self, samples: int, steps: int) -> float:
+        """Take steps until what happens once has happened; return the seconds of the last one."""
+        torch.set_num_threads(self.seat.threads)
+        self.take(samples, steps - 1)
+        begun = self.marks.wait()
+        self.take(samples)
+        return self.marks.wait() - begun
+
+    def rehearse(self, samples: int) -> list[Any]:
+        """Take one step; return the collectives that it called."""
+        self.calls.made.clear()
+        self.calls.noting = True
+        try:
+            self.take(samples)
+        finally:
+            self.calls.noting = False
+        return list(self.calls.made)
+
+    def _read(self, samples: int) -> Iterator[Share]:
+        own = samples == self.seat.shares[0]
+        whole = self.batch_size if own else samples * self.seat.devices
+        parts = ordered(self.parts, whole, self._job)
+        loader = self.engine.loader(parts)
+        self._opened.callback(loader.close)
+        return _whole(loader.epoch, parts.order.batch_size)
+
+
+def ordered(parts: Parts, batch_size: int, job: Job) -> Parts:
+    """Return ``parts`` with batches of another size, in kway's own order: the user's sampler is not asked.
+
+    No larger than the data set.
+    """
+    order = parts.order
+    if isinstance(order, StreamOrder):
+        return replace(parts, order=replace(order, batch_size=batch_size))
+    samples = order.samples
+    assert samples is not None
+    keyed = KeyedOrder(samples, min(batch_size, samples), job.seed, job.shuffle)
+    return replace(parts, order=keyed)
+
+
+def _whole(epoch: Callable[[int], Iterator[Share]], batch_size: int) -> Iterator[Share]:
+    """Yield shares of whole batches, epoch after epoch. Raises ``DataError`` for a stream that holds none."""
+    for number in count():
+        empty = True
+        for share in epoch(number):
+            if share.total == batch_size:
+                empty = False
+                yield share
+        if empty:
+            raise DataError(
+                f"a stream that ends before its first batch of {batch_size} samples",
+                "steps are timed over whole batches",
+                "use a smaller batch",
+            )

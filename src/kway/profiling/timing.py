@@ -1,0 +1,98 @@
+"""Steps of several sittings timed in turns, so that a change of the machine meets all of them alike."""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median, quantiles
+from typing import Any
+
+from kway.profiling.fitted import line_of
+from kway.profiling.sitting import WINDOW, Reading, Sitting
+
+# Rounds in which each share has a window; steps before the first one, in which happens what happens once.
+ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 7, 3, 15
+WARM_UP, WARM_UP_MORE = 4, 2
+
+Spot = tuple[Sitting, int]
+
+
+def time_in_turns(
+    sittings: Sequence[Sitting],
+    seconds: float,
+    parts: bool,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[tuple[Spot, Reading]]:
+    """Return what each share of each sitting took. ``seconds``: about how long all may take; three rounds in any case.
+
+    ``parts``: whether the parts of a step are told apart as well, in windows of their own.
+    """
+    begun = clock()
+    spots = [(sitting, samples) for sitting in sittings for samples in sitting.seat.shares]
+    step_s = 0.0
+    for sitting, samples in spots:
+        # The first share of a sitting also pays for what happens once in an engine.
+        count = WARM_UP if samples == sitting.seat.shares[0] else WARM_UP_MORE
+        step_s += sitting.warm(samples, count)
+    left = max(0.0, seconds - (clock() - begun))
+    # A step more to warm the caches, and half as many for the parts.
+    steps = max(1, min(WINDOW, round((left / (ROUNDS * max(step_s, 1e-9)) - 1) / (1.5 if parts else 1.0))))
+    found = [(spot, Reading()) for spot in spots]
+    for number in range(MOST_ROUNDS):
+        since = clock()
+        for place in range(len(found)):
+            # Each round begins with the next one.
+            (sitting, samples), reading = found[(place + number) % len(found)]
+            sitting.window(samples, steps, reading, parts)
+        took = clock() - since
+        if number + 1 >= LEAST_ROUNDS and clock() - begun + took > seconds:
+            break
+    return found
+
+
+def timings(step_kind: str, found: Sequence[tuple[Spot, Reading]]) -> list[dict[str, Any]]:
+    """Return ``Workload.timings`` of one step kind."""
+    rows = []
+    for (sitting, samples), reading in found:
+        for part, seconds in {"step": reading.step, **reading.parts}.items():
+            middle = median(seconds)
+            rows.append(
+                {
+                    "step_kind": step_kind,
+                    "threads": sitting.seat.threads,
+                    "devices": sitting.seat.devices,
+                    "samples": samples,
+                    "part": part,
+                    "seconds": middle,
+                    "spread": _spread(seconds, middle),
+                }
+            )
+    return rows
+
+
+def _spread(seconds: Sequence[float], middle: float) -> float:
+    if len(seconds) < 2 or middle <= 0:
+        return 0.0
+    low, _, high = quantiles(seconds, n=4, method="inclusive")
+    return (high - low) / 2 / middle
+
+
+def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return ``Workload.fits``: a line through the timings of each (step kind, threads, part, alone or not)."""
+    groups: dict[tuple[str, int, bool, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        key = row["step_kind"], row["threads"], row["devices"] > 1, row["part"]
+        groups.setdefault(key, []).append(row)
+    found = []
+    for (kind, threads, several, part), own in groups.items():
+        fixed, each, error = line_of([row["samples"] for row in own], [row["seconds"] for row in own])
+        found.append(
+            {
+                "step_kind": kind,
+                "threads": threads,
+                "several": several,
+                "part": part,
+                "fixed_s": fixed,
+                "per_sample_s": each,
+                "error": error,
+            }
+        )
+    return found
