@@ -19,7 +19,7 @@ LAYERS = (
     ("devices", "launch", "comm", "data", "checkpoints", "report", "zoo"),
     ("step",),
     ("strategies", "measuring"),
-    ("training",),
+    ("training", "elsewhere"),
     ("proving", "profiling"),
     ("tuning",),
     ("jobs",),
