@@ -38,7 +38,7 @@ def test_timings_are_found_by_part_and_threads_smaller_shares_first() -> None:
         (("fits", 0, "step_kind"), "graph", "fits[0] is of what no timing is of"),
         (("layers", 0, "bound"), "luck", "layers[0]: bound is 'luck'"),
         (("layers", 0, "forward"), {"fixed_s": 0.0}, "layers[0].forward: per_sample_s is missing"),
-        (("collectives", 0, "what"), "broadcast", "collectives[0]: what is 'broadcast'"),
+        (("collectives", 0, "what"), "scatter", "collectives[0]: what is 'scatter'"),
         (("parameters", "tied"), None, "parameters: tied is None"),
         (("memory", "peak"), [{"samples": 1}], "memory.peak[0]: step_kind is missing"),
         (("gradients", "float32"), 1.5, "gradients: float32 is 1.5"),

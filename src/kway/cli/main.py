@@ -23,7 +23,7 @@ from kway.launch.semaphores import cleared_quietly
 from kway.registry import modules_of, unknown
 
 # The order in which a new user meets them; commands that are not named here follow by name.
-FIRST = ("devices", "measure", "train", "evaluate", "predict", "prove", "launch")
+FIRST = ("devices", "measure", "profile", "train", "evaluate", "predict", "prove", "launch")
 NOT_COMMANDS = ("main", "options")
 # Commands that write no record.
 ONLY_PRINT = ("devices", "evaluate")

@@ -54,7 +54,8 @@ def profile(
 ) -> Workload:
     """Measure what the steps of ``job`` cost on one device; return the record. The job stays as it is.
 
-    ``devices``: the set to prepare for: one of them computes, over the shares that 1 to all of them would have.
+    ``devices``: the set to prepare for: one of them computes, over the shares that 1 to all of them would have;
+    ``auto``: all GPUs, else as many CPU ranks as there are processors.
     ``step_kind``: one or several; ``auto``: eager on a CPU, all on a GPU. ``seconds``: about how long it may take;
     large models take longer. ``out``: a folder for workload.json. ``say`` is told what goes on. The rest as for
     ``kway.train``. Raises ``UsageError`` before anything is measured.
@@ -67,6 +68,9 @@ def profile(
         raise UsageError(f"seconds={shown(seconds)}", f"it must be a number greater than 0, below {MOST_S:,}")
     cluster, spec = discover(), spelled(devices)
     device_set = parse(spec, cluster)
+    if spec == AUTO and device_set[0] == "cpu":
+        # Of one that is not named, all that it may be used as.
+        device_set = ["cpu"] * cluster.cpu["usable"]
     world = from_environment(device="cpu")
     if world is not None and world.size > 1:
         raise UsageError(

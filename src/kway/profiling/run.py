@@ -17,9 +17,9 @@ from kway.launch.status import Status
 from kway.profiling.bound import rates
 from kway.profiling.inside import Inside, counted, kept_line, look_inside, rows
 from kway.profiling.seats import Seat, seats
-from kway.profiling.sitting import Sitting
+from kway.profiling.sitting import Reading, Sitting
 from kway.profiling.sizes import gradients_of, parameters_of
-from kway.profiling.timing import fits, time_in_turns, timings
+from kway.profiling.timing import Spot, fits, time_in_turns, timings
 from kway.records import Plan
 from kway.step.kinds import DEFAULT_KIND
 from kway.step.recompute import blocks_of
@@ -69,9 +69,9 @@ class Profiler:
         parts = training_parts(replace(job, validation=None))[0]
         samples = parts.order.samples
         batch = parts.order.batch_size if samples is None else min(parts.order.batch_size, samples)
-        self._job = replace(job, batch_size=batch)
         self.found = Profiled(batch, samples)
         if batch < parts.order.batch_size:
+            self._job = replace(job, batch_size=batch)
             self.found.notices.append(
                 f"the data has {samples} samples, fewer than a batch of {parts.order.batch_size}"
             )
@@ -109,7 +109,7 @@ class Profiler:
             with ExitStack() as opened:
                 sittings = [self._open(seat, DEFAULT_KIND, opened) for seat in group]
                 part = TIMED * seconds * len(group) / len(self._seats)
-                table += timings(DEFAULT_KIND, time_in_turns(sittings, part, parts=True))
+                table += timings(DEFAULT_KIND, self._timed(sittings, part, parts=True))
                 peaks |= self._peaks(sittings)
                 for sitting in sittings:
                     if sitting.seat.devices == 1:
@@ -132,7 +132,7 @@ class Profiler:
             for seat in self._seats:
                 with ExitStack() as opened:
                     sitting = self._open(seat, kind, opened)
-                    found = time_in_turns([sitting], seconds / len(self._seats), parts=False)
+                    found = self._timed([sitting], seconds / len(self._seats), parts=False)
                     if sitting.engine.ran != kind:
                         notices = "; ".join(sitting.engine.notices)
                         self.found.left[kind] = f"its steps ran {sitting.engine.ran}: {notices}"
@@ -146,6 +146,11 @@ class Profiler:
             return []
         self._add_peaks(kind, peaks)
         return table
+
+    def _timed(self, sittings: Sequence[Sitting], seconds: float, parts: bool) -> list[tuple[Spot, Reading]]:
+        found, left = time_in_turns(sittings, seconds, parts)
+        self.found.notices += left
+        return found
 
     def _open(self, seat: Seat, kind: str, opened: ExitStack, **settings: Any) -> Sitting:
         plan = replace(self._plan, step_kind=kind, settings={**self._plan.settings, **settings})
@@ -171,7 +176,7 @@ class Profiler:
             return {}
         found = {}
         for sitting in sittings:
-            for samples in sitting.seat.shares:
+            for samples in sitting.shares:
                 torch.cuda.reset_peak_memory_stats(self._device)
                 sitting.take(samples)
                 sitting.marks.wait()

@@ -44,7 +44,8 @@ class Reading:
 class Sitting:
     """A rank of ``seat.devices`` data-parallel ranks on ``device``, alone: what it would hear is its own.
 
-    ``step`` numbers the steps that were taken. Raises what the engine raises.
+    ``step`` numbers the steps that were taken, ``shares`` are those of ``seat`` that it takes. Raises what
+    the engine raises.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Sitting:
         status: Status,
     ) -> None:
         layout = {} if seat.devices == 1 else fit("data", seat.devices)
-        self.seat, self.step, self.calls = seat, 0, Calls()
+        self.seat, self.step, self.calls, self.shares = seat, 0, Calls(), seat.shares
         self.marks = Marks(torch.device(device))
         groups = partial(RehearsedGroup, self.calls)
         world = World(0, seat.devices, device=device, threads=seat.threads, groups=groups)
@@ -106,6 +107,11 @@ class Sitting:
             self.phases.around = None
         for part, seconds in found.items():
             reading.parts.setdefault(part, []).append(seconds / steps)
+
+    def leave(self, samples: int) -> None:
+        """Forget a share: it is not taken again."""
+        self.shares = tuple(each for each in self.shares if each != samples)
+        self._shares.pop(samples, None)
 
     def warm(self, samples: int, steps: int) -> float:
         """Take steps until what happens once has happened; return the seconds of the last one."""

@@ -1,0 +1,72 @@
+"""``kway profile``: what a model costs on one device."""
+
+import argparse
+import sys
+
+from kway.cli import options
+
+HELP = "measure what a model costs on one device: time by share and by layer, flop, memory"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    from kway.step.kinds import KINDS
+
+    options.model(parser)
+    options.loss(parser)
+    options.training(parser)
+    parser.add_argument(
+        "--devices",
+        default="auto",
+        metavar="SET",
+        help="auto, N, cpu:N or cuda:I,J: the set to prepare for, of which the first one computes (default auto: all)",
+    )
+    options.exactness(parser)
+    parser.add_argument(
+        "--step-kind",
+        default="auto",
+        metavar="KIND[,KIND]",
+        help=f"{', '.join(KINDS)} (default auto: eager on a CPU, all of them on a GPU)",
+    )
+    options.settings(parser)
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="about how long it may take; large models take longer (default 20)",
+    )
+    options.output(parser, "workload.json and workload.png")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Profile; returns 0. Raises ``UsageError`` before anything is measured."""
+    from kway.cli._job import default_folder, job_of, says_that_data_is_usual
+    from kway.jobs.folder import claimed
+    from kway.jobs.profiling import profile
+    from kway.report.workload import lines_of
+    from kway.report.workload_plots import FILE, draw
+
+    job, lines = job_of(args)
+    screen = sys.stderr if args.json else sys.stdout
+    print("\n".join(lines), file=screen, flush=True)
+    folder = args.out or default_folder(job.title)
+    with claimed(folder, "workload.json", (FILE,)), says_that_data_is_usual(args, lines):
+        record = profile(
+            job,
+            devices=args.devices,
+            exactness=args.exactness,
+            shards=args.shards,
+            step_kind=args.step_kind,
+            settings=options.settings_of(args.settings),
+            seconds=args.seconds,
+            say=lambda text: print(f"note       {text}", file=screen, flush=True),
+        )
+        drawn = draw(record, folder)
+        record.save(folder)
+    if args.json:
+        print(record.to_json())
+        return 0
+    print("\n".join(["", *lines_of(record), f"wrote      {folder}/: workload.json, {drawn.name}"]))
+    return 0
