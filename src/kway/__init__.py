@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kway.errors import (
         DataError,
+        ItemError,
         KwayError,
         MispairedError,
         NonFiniteError,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     )
     from kway.job import Job
     from kway.jobs.evaluating import evaluate, predict
+    from kway.jobs.mapping import map as map
     from kway.jobs.measuring import measure
     from kway.jobs.parallel import parallel
     from kway.jobs.planning import plan
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 # Names are imported when first used: the command line must start without torch.
 _HOMES = {
     "DataError": "errors",
+    "ItemError": "errors",
     "KwayError": "errors",
     "MispairedError": "errors",
     "NonFiniteError": "errors",
@@ -50,6 +53,7 @@ _HOMES = {
     "accuracy": "step.tally",
     "all_samples": "step.gather",
     "evaluate": "jobs.evaluating",
+    "map": "jobs.mapping",
     "measure": "jobs.measuring",
     "parallel": "jobs.parallel",
     "plan": "jobs.planning",
@@ -60,8 +64,10 @@ _HOMES = {
     "tune": "jobs.tuning",
 }
 
+# ``map`` is not among them: ``from kway import *`` would take Python's own away.
 __all__ = [
     "DataError",
+    "ItemError",
     "Job",
     "KwayError",
     "MispairedError",
@@ -98,4 +104,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return __all__
+    return [*sorted(_HOMES), "__version__"]
