@@ -26,6 +26,7 @@ from kway.data import sources
 from kway.data.parts import take_apart
 from kway.data.share import outline
 from kway.devices.topology import discover
+from kway.elsewhere.description import Machine
 from kway.jobs.proving import STEPS, draw
 from kway.measurements import Measurements
 from kway.records import Cluster, Plan, Proof, Training, Tuning
@@ -228,6 +229,7 @@ RECORDS = {
     "proof.json": Proof,
     "tune.json": Tuning,
     "measurements.json": Measurements,
+    "machine.json": Machine,
     "cluster.json": Cluster,
     "The plan": Plan,
 }
