@@ -46,6 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="run each candidate as kway train does, in turns, and show how far the predictions are off",
     )
     parser.add_argument(
+        "--on",
+        metavar="MACHINE",
+        help="plan for GPUs of a machine that is not here (an estimate): 8xa100, 8xh100, 64x8xh100, or the path of a "
+        "description",
+    )
+    parser.add_argument(
         "--workload", type=Path, action="append", metavar="FILE", help="of kway profile; not profiled again"
     )
     parser.add_argument(
@@ -79,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
             step_kind=args.step_kind,
             batch_size_per_device=args.batch_size_per_device,
             check=args.check,
+            on=args.on,
             workload=args.workload,
             measurements=args.measurements,
             refresh=args.refresh,
@@ -91,5 +98,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     wrote = ", ".join(["plan.json", *(path.name for path in drawn)])
     print("\n".join(["", *lines_of(record), f"wrote      {folder}/: {wrote}"]))
+    if record.estimate_only:
+        return 0
     print(f"next       kway train {args.model} --plan {folder}/plan.json")
     return 0

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kway.devices import cpu
 from kway.devices.cpu import threads_for
 from kway.devices.select import parse_list, spelled
 from kway.devices.topology import discover
@@ -29,7 +28,7 @@ from kway.planning.search import Found, search
 from kway.records import Cluster
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, kind_of
-from kway.strategies.layout import check_model
+from kway.strategies.layout import check_model, one_process
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
 from kway.training.surroundings import machine, versions
@@ -53,7 +52,7 @@ class Asked:
     level: str
     shards: int
     scaling: Scaling
-    refused: Callable[[Mapping[str, int]], str]
+    refused: Callable[[Mapping[str, int], Sequence[str]], str]
 
     @property
     def device_types(self) -> list[str]:
@@ -85,6 +84,7 @@ def plan(
     step_kind: Any = AUTO,
     batch_size_per_device: int | None = None,
     check: bool = False,
+    on: Any = None,
     workload: Any = None,
     measurements: Any = None,
     refresh: bool = False,
@@ -100,6 +100,8 @@ def plan(
     CPU), or names in a list or by commas. ``batch_size_per_device``: the global batch is that times the number of
     devices (weak scaling); without it all candidates take the job's batch (strong scaling). ``check``: run each
     candidate as ``kway.train`` does, in turns, and compare; the errors are kept for later plans to show.
+    ``on``: a machine that is not here, by its name (``"8xh100"``) or the path of its description: its GPUs are planned
+    for, and all that is said of it is an estimate (docs/guide/elsewhere.md).
     ``workload``, ``measurements``: records, or their files, in place of what would be profiled and measured now;
     several workloads, one a type of device, in a list. ``refresh``: find out also what is remembered. ``out``: a
     folder for plan.json and pictures. ``ranks``: CPU ranks that are already started. ``say`` is told what goes on.
@@ -113,13 +115,27 @@ def plan(
     truth("refresh", refresh)
     if not callable(say):
         raise UsageError(f"say={shown(say)}", "it must be a function that takes a line", "leave it out")
-    asked = asked_of(job, devices, strategy, exactness, shards, step_kind, batch_size_per_device)
+    if on is not None and (check or measurements is not None):
+        raise UsageError(
+            f"{'a check' if check else 'measurements'} of a machine that is not here ({shown(on)})",
+            "nothing can run there",
+            "leave one out",
+        )
+    cluster, there = None, None
+    if on is not None:
+        # Imported here: few plans need it.
+        from kway.jobs.elsewhere import known_elsewhere, machine_there
+
+        cluster, there, devices = machine_there(on, devices)
+    asked = asked_of(job, devices, strategy, exactness, shards, step_kind, batch_size_per_device, cluster)
     with ExitStack() as stack:
         folder = stack.enter_context(claimed(out, "plan.json", PICTURES)) if out is not None else None
-        known = gather(
-            asked, workloads_given(workload), measurements_given(measurements), ranks, say, refresh
-        )
-        record = planned(asked, known, begun)
+        if there is not None:
+            known = known_elsewhere(asked, there, workload, refresh, say)
+        else:
+            given = measurements_given(measurements)
+            known = gather(asked, workloads_given(workload), given, ranks, say, refresh)
+        record = planned(asked, known, begun, estimate_only=on is not None)
         if check:
             record = checked(asked, record, ranks, say, begun)
         if folder is not None:
@@ -149,20 +165,20 @@ def asked_of(
     kinds = _names("step_kind", step_kind)
     for name in kinds or ():
         kind_of(name)
-    spec = spelled(devices)
-    sets = device_sets(cluster) if spec == AUTO else parse_list(spec, cluster)
+    sets = _sets(devices, cluster)
     if batch_size_per_device is not None:
         job = replace(job, batch_size=_positive(batch_size_per_device))
     parts, _ = training_parts(replace(job, validation=None))
     model = build(job)
     scaling = Scaling(parts.order.batch_size, batch_size_per_device is not None)
 
-    def refused(layout: Mapping[str, int]) -> str:
-        count = 1
-        for size in layout.values():
-            count *= size
+    node_of = {f"cuda:{gpu['index']}": gpu.get("node", 0) for gpu in cluster.gpus}
+
+    def refused(layout: Mapping[str, int], devices: Sequence[str]) -> str:
+        if one_process(layout) and len({node_of.get(device, 0) for device in devices}) > 1:
+            return "its ranks are threads of one process, and these devices are of several machines"
         try:
-            check_model(job, model, layout, exactness, scaling.of(count), shards)
+            check_model(job, model, layout, exactness, scaling.of(len(devices)), shards)
         except RefusedError as error:
             return str(error)
         return ""
@@ -175,6 +191,14 @@ def asked_of(
     if not found:
         raise UsageError(f"no plan for {job.title}", left[0].why if left else "there is no layout")
     return asked
+
+
+def _sets(devices: Any, cluster: Cluster) -> list[list[str]]:
+    """Return device sets: all of a machine, those that a user names, or those that are sets already."""
+    if isinstance(devices, list) and devices and all(isinstance(each, list) for each in devices):
+        return devices
+    spec = spelled(devices)
+    return device_sets(cluster) if spec == AUTO else parse_list(spec, cluster)
 
 
 def _names(what: str, given: Any) -> list[str] | None:
@@ -215,12 +239,14 @@ def _loaded(what: str, given: Any, kind: Any) -> Any:
     return kind.load(Path(given))
 
 
-def planned(asked: Asked, known: Known, begun: float) -> Planned:
-    """Return the record of what is asked for, from what is known. Raises ``UsageError`` where nothing fits."""
+def planned(asked: Asked, known: Known, begun: float, estimate_only: bool = False) -> Planned:
+    """Return the record of what is asked for, from what is known. Raises ``UsageError`` where nothing fits.
+
+    ``estimate_only``: for a machine that is not here, of which no check was ever made.
+    """
     found, left = asked.candidates(lambda device: known.step_kinds(device, asked.step_kinds))
     ranked = _ranked(asked, known, found)
     facts = history.facts_of(asked.cluster)
-    gpus = sorted({gpu["name"] for gpu in asked.cluster.gpus}) if "cuda" in asked.device_types else []
     return Planned(
         model=asked.job.title,
         precision=asked.job.precision,
@@ -233,7 +259,7 @@ def planned(asked: Asked, known: Known, begun: float) -> Planned:
         left=[each.to_dict() for each in [*left, *ranked.left]] + known.kinds_left(asked.step_kinds),
         serial_fraction=ranked.serial_fraction,
         amdahl_bound=ranked.amdahl_bound,
-        history=history.summary(history.recall(facts)),
+        history=history.summary([] if estimate_only else history.recall(facts)),
         workloads=[
             {"device": each.device, "device_name": each.device_name, "made": each.made}
             for each in known.workloads.values()
@@ -242,12 +268,21 @@ def planned(asked: Asked, known: Known, begun: float) -> Planned:
             {"device": kind, "made": each.made, "age_s": each.age_s}
             for kind, each in known.measurements.items()
         ],
-        machine=machine(gpus),
+        machine=_machine(asked, estimate_only),
         versions=versions(),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=time.perf_counter() - begun,
         notices=list(known.notices),
+        estimate_only=estimate_only,
     )
+
+
+def _machine(asked: Asked, estimate_only: bool) -> dict[str, Any]:
+    """Return what the record says of the machine."""
+    gpus = sorted({gpu["name"] for gpu in asked.cluster.gpus}) if "cuda" in asked.device_types else []
+    if estimate_only:
+        return {"cpu": asked.cluster.cpu["model"], "usable": asked.cluster.cpu["usable"], "gpus": gpus}
+    return machine(gpus)
 
 
 def _ranked(asked: Asked, known: Known, found: Sequence[Candidate]) -> Found:
@@ -257,7 +292,7 @@ def _ranked(asked: Asked, known: Known, found: Sequence[Candidate]) -> Found:
         pricer(known.workloads, known.measurements, asked.shards),
         room_of(asked.cluster),
         asked.scaling,
-        cpu.usable_cores(),
+        int(asked.cluster.cpu["usable"]),
         flop,
         asked.job.title,
     )
@@ -283,8 +318,6 @@ def checked(asked: Asked, record: Planned, ranks: Any, say: Callable[[str], None
     from kway.jobs.checking import check
 
     job = asked.job
-    if record.estimate_only:
-        raise UsageError("a check of a plan for a machine that is not here", "", "leave out the check")
     lines = check(job, record.candidates, asked.level, asked.shards, say, ranks)
     measured = [row for row in record.candidates if row.get("measured_step_s")]
     made = datetime.now(UTC).isoformat(timespec="seconds")

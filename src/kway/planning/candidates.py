@@ -100,13 +100,13 @@ def candidates(
     level: str,
     shards: int,
     strategies: Sequence[str] | None = None,
-    refused: Callable[[Mapping[str, int]], str] = lambda layout: "",
+    refused: Callable[[Mapping[str, int], Sequence[str]], str] = lambda layout, devices: "",
 ) -> tuple[list[Candidate], list[Left]]:
     """Return all candidates over ``sets``, and what is none with the reason.
 
     ``step_kinds(type of device)`` names the kinds to try there; ``threads(ranks, beside a GPU)`` says how many threads
-    of the CPU a rank gets. ``strategies``: as users write them, ``None`` for all. ``refused(layout)`` says why the job
-    cannot be trained so. Raises ``UsageError`` for a strategy that fits none of the sets.
+    of the CPU a rank gets. ``strategies``: as users write them, ``None`` for all. ``refused(layout, devices)`` says why
+    the job cannot be trained so. Raises ``UsageError`` for a strategy that fits none of the sets.
     """
     found: list[Candidate] = []
     left: list[Left] = []
@@ -117,7 +117,7 @@ def candidates(
         kind_of_device = devices[0].partition(":")[0]
         own_threads = threads(len(devices), kind_of_device != "cpu")
         for layout in _wanted(strategies, len(devices)):
-            why = _kept(layout, level, shards) or refused(layout)
+            why = _kept(layout, level, shards) or refused(layout, devices)
             for kind in step_kinds(kind_of_device):
                 reason = why or _runs(layout, devices, kind)
                 if reason:
