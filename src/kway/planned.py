@@ -107,12 +107,12 @@ def spelled_set(device_set: list[str]) -> str:
 
 def titled(row: dict[str, Any]) -> str:
     """Write a candidate in words: ``one device (cpu:1)``, ``data=2 on cpu:2``, ``data=2 on cpu:2, compiled``."""
-    where = _short(row["device_set"])
+    where = short_set(row["device_set"])
     name = f"one device ({where})" if row["devices"] == 1 else f"{row['strategy']} on {where}"
     return name if row["step_kind"] == "eager" else f"{name}, {row['step_kind']}"
 
 
-def _short(device_set: list[str]) -> str:
+def short_set(device_set: list[str]) -> str:
     """Write a device set; many GPUs by their number."""
     gpus = len(device_set) if set(device_set) != {"cpu"} else 0
     return f"{gpus} GPUs" if gpus > 4 else spelled_set(device_set)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kway.planned import Planned, spelled_set, titled
+from kway.planned import Planned, short_set, spelled_set, titled
 from kway.report.tables import table
 from kway.units import bytes_text, counted, seconds_text
 
@@ -17,7 +17,7 @@ def lines_of(record: Planned) -> list[str]:
         f"{place + 1:>3}  {titled(row)}: {row['reason']}" for place, row in enumerate(record.candidates)
     ]
     lines += [
-        f"  -  {row['strategy']} on {spelled_set(row['device_set'])}, {row['step_kind']}: left out: {row['why']}"
+        f"  -  {row['strategy']} on {short_set(row['device_set'])}, {row['step_kind']}: left out: {row['why']}"
         for row in record.left
         if row["devices"]
     ]
