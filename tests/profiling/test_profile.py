@@ -158,6 +158,25 @@ def test_collectives_are_those_that_two_real_ranks_call(ranks):
     assert sorted(ranks.run(_sent, of, size=2)[0]) == sorted(said)
 
 
+class NotCompiled(nn.Linear):
+    def forward(self, x):
+        if torch.compiler.is_compiling():
+            raise RuntimeError("not this one")
+        return super().forward(x)
+
+
+def test_a_step_kind_that_fails_is_named_with_the_reason(monkeypatch):
+    monkeypatch.setattr("kway.jobs.profiling.missing", lambda device: None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    record = profiled(job(partial(NotCompiled, 8, 4)), devices="cpu:1", step_kind="compiled")
+    assert record.step_kinds() == ["eager"]
+    assert record.step_kinds_left["compiled"]
+    monkeypatch.undo()
+    monkeypatch.setattr("kway.jobs.profiling.missing", lambda device: "there is no compiler")
+    record = profiled(job(), devices="cpu:1", step_kind=["compiled"])
+    assert record.step_kinds_left["compiled"] == "there is no compiler"
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(X[place], Y[place]) for place in range(64)])
@@ -184,6 +203,33 @@ def test_shares_that_the_model_cannot_compute_are_left_out():
     record = profiled(job(batch_size=4), devices="cpu:1")
     assert [each["samples"] for each in record.timed("eager")] == [2, 4]
     assert any(line.startswith("shares of 1 samples were left out") for line in record.notices)
+
+
+class Greedy(nn.Linear):
+    """Needs more memory than there is for more than ``most`` samples at once."""
+
+    most = 8
+
+    def forward(self, x):
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError(f"out of memory: tried to allocate {len(x)} GiB")
+        return super().forward(x)
+
+
+def test_shares_that_do_not_fit_are_left_out_and_a_device_that_fits_none_is_an_error(monkeypatch):
+    record = profiled(job(partial(Greedy, 8, 4)))
+    # One device alone cannot hold 16, one of two its 8.
+    assert sorted((each["devices"], each["samples"]) for each in record.timed("eager")) == [
+        (1, 4),
+        (1, 8),
+        (2, 4),
+        (2, 8),
+    ]
+    assert "shares of 16 samples were left out" in record.notices[0]
+    assert record.flop_per_sample == 2 * 2 * 8 * 4
+    monkeypatch.setattr(Greedy, "most", 0)
+    with pytest.raises(UsageError, match="no share that fits cpu"):
+        profiled(job(partial(Greedy, 8, 4)))
 
 
 class NotCopied(nn.Linear):
