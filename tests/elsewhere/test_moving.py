@@ -150,6 +150,9 @@ def test_it_says_that_it_is_an_estimate():
         "an estimate: measured on CPU, scaled to a GPU (products 1 GFLOP/s to 4 GFLOP/s"
     )
     assert {timing["threads"] for timing in found.timings} == {4}
+    noisy = replace(HERE, experiments=[{"name": "compute", "noisy": "it drifted"}, {"name": "copies"}])
+    assert moved(one(), noisy, THERE).notices[-2].endswith("a machine that was too noisy: it drifted")
+    assert len(found.notices) == 1
 
 
 def test_from_a_cpu_to_a_gpu():
@@ -178,5 +181,13 @@ def test_what_was_not_measured_is_named():
             "cuda:0",
             "fp32",
         )
+    sums = [
+        {**HERE.figures[0], "name": "elementwise add", "value": rate,
+         "parameters": {"device": "cuda:0", "dtype": dtype, "elements": elements}}
+        for dtype, elements, rate in (("fp32", 1 << 10, 9e9), ("fp32", 1 << 24, 1e9), ("bf16", 1 << 24, 1.5e9))
+    ]  # fmt: skip
+    others = [figure for figure in HERE.figures if figure["name"] != "memory bandwidth"]
+    # Of the long ones, two vectors are read and one is written.
+    assert rates_of(replace(HERE, figures=others + sums), "cuda:0", "fp32").bytes_s == 12e9
     # A CPU has no TF32.
     assert rates_of(measured("cpu", 1e9, 1e9, 1e-6), "cpu", "tf32").flops_s == 1e9

@@ -13,7 +13,7 @@ from kway.paths import check_reachable
 from kway.records import Record
 from kway.registry import unknown
 
-FOLDER = "kway.elsewhere.machines"
+PACKAGE, FOLDER = "kway.elsewhere", "machines"
 MOST_GPUS = 1 << 14
 
 
@@ -150,7 +150,7 @@ def _wrong_table(table: Any, form: Mapping[str, Any]) -> str:
 
 def shipped() -> list[str]:
     """List the machines that kway has descriptions of, by name."""
-    files = resources.files(FOLDER.rpartition(".")[0]).joinpath("machines").iterdir()
+    files = resources.files(PACKAGE).joinpath(FOLDER).iterdir()
     return sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
 
 
@@ -160,7 +160,7 @@ def described(text: Any) -> Machine:
     Raises ``UsageError`` for a name that is not known, and for a file that is no description.
     """
     if isinstance(text, str) and text in shipped():
-        source = resources.files(FOLDER.rpartition(".")[0]).joinpath("machines", f"{text}.json")
+        source = resources.files(PACKAGE).joinpath(FOLDER, f"{text}.json")
         return Machine.from_dict(json.loads(source.read_text()))
     if not isinstance(text, str | Path) or not str(text):
         raise UsageError(

@@ -13,6 +13,7 @@ from typing import Any
 from kway.errors import UsageError
 from kway.measurements import Measurements
 from kway.measuring.experiments.copies import NON_BLOCKING
+from kway.measuring.products import DTYPES
 from kway.units import rate_text
 from kway.workload import Workload
 
@@ -79,7 +80,7 @@ def moved(workload: Workload, here: Measurements, there: Measurements) -> Worklo
         timings=[
             {**timing, **host, "seconds": timing["seconds"] * lines.ratio(timing)} for timing in kept.timings
         ],
-        notices=[*workload.notices, _said(workload, name, before, after)],
+        notices=[*workload.notices, *_noisy(here), _said(workload, name, before, after)],
     )
 
 
@@ -92,7 +93,8 @@ def rates_of(measurements: Measurements, device: str, precision: str) -> Rates:
         f"matrix product in {dtype}": _values(
             measurements, "compute", "matrix product", device=device, dtype=dtype
         ),
-        "memory bandwidth": _values(measurements, "compute", "memory bandwidth", device=device),
+        "memory bandwidth": _values(measurements, "compute", "memory bandwidth", device=device)
+        or _of_largest_sums(measurements, device),
         "launch": _values(measurements, "compute", "launch", device=device, until=until),
     }
     for what, values in found.items():
@@ -106,6 +108,19 @@ def rates_of(measurements: Measurements, device: str, precision: str) -> Rates:
     way: dict[str, Any] = {"from": "cpu", "to": device, "memory": NON_BLOCKING}
     copied = _values(measurements, "copies", "copy bandwidth", **way)
     return Rates(max(products), max(memory), min(launch), 1 / max(copied) if copied else 0.0)
+
+
+def _of_largest_sums(measurements: Measurements, device: str) -> list[float]:
+    """Return the bytes a second of the longest sums of two vectors: a short measurement may have no more."""
+    found = [
+        (
+            figure["parameters"]["elements"],
+            figure["value"] * 3 * DTYPES[figure["parameters"]["dtype"]].itemsize,
+        )
+        for figure in measurements.find("compute", "elementwise add", device=device)
+    ]
+    longest = max((elements for elements, _ in found), default=0)
+    return [rate for elements, rate in found if elements == longest]
 
 
 def _values(measurements: Measurements, experiment: str, name: str, **parameters: Any) -> list[float]:
@@ -239,6 +254,15 @@ def _with_most_threads(workload: Workload) -> Workload:
         timings=[timing for timing in workload.timings if timing["threads"] == most],
         fits=[fitted for fitted in workload.fits if fitted["threads"] == most],
     )
+
+
+def _noisy(here: Measurements) -> list[str]:
+    """Say that the rates of this machine are not to be trusted, where it was too noisy for them."""
+    return [
+        f"estimates rest on figures of a machine that was too noisy: {entry['noisy']}"
+        for entry in here.experiments
+        if entry["name"] == "compute" and entry.get("noisy")
+    ]
 
 
 def _said(workload: Workload, name: str, here: Rates, there: Rates) -> str:

@@ -21,7 +21,7 @@ from kway.launch.failure import Failure
 from kway.launch.interrupt import signals_raise
 from kway.launch.payload import dump, load
 from kway.launch.pool import Pool
-from kway.launch.torchrun import check_outside
+from kway.launch.torchrun import from_environment
 from kway.units import shown
 
 ERRORS = ("raise", "return")
@@ -79,8 +79,13 @@ def _checked(fn: Any, items: Any, errors: Any) -> list[Any]:
         raise UsageError(f"items is of type {type(items).__name__}", "it must be a list of them")
     if errors not in ERRORS:
         raise UsageError(f"errors={shown(errors)}", "it is raise or return")
-    # Each rank would do all of it, on the same devices.
-    check_outside()
+    world = from_environment()
+    if world is not None and world.size > 1:
+        raise UsageError(
+            f"kway.map inside {world.size} ranks that are already there",
+            "each of them would do all of it, on the same devices",
+            "start the script by itself: it needs no launcher",
+        )
     return list(items)
 
 
