@@ -315,3 +315,27 @@ def test_a_model_that_fits_nowhere_says_what_is_missing(monkeypatch):
     monkeypatch.setattr("kway.jobs.planning.discover", lambda: small)
     with pytest.raises(UsageError, match=r"fits on none of \d candidates.* are missing.*what would help"):
         kway.plan(job(batch_size=640), **costs())
+
+
+def test_cpu_ranks_that_can_never_win_beside_a_gpu_are_not_profiled(monkeypatch):
+    """On a machine that has both, as far as it can be told here: a workload of the GPU is given."""
+    monkeypatch.setattr("kway.jobs.planning.discover", lambda: simulated(gpus=1, cores=2))
+    monkeypatch.setattr(known_costs, "profile", pytest.fail)
+    monkeypatch.setattr(known_costs, "measure", pytest.fail)
+    # A millisecond a step of 64 samples; two cores at 100 GFLOP/s each take five.
+    gpu = workload(
+        (32, 64), model="net", fixed_s=1e-3, per_sample_s=0.0, device="cuda:0", flop_per_sample=1e9 / 64
+    )
+    record = kway.plan(job(), workload=gpu, measurements=measurements())
+    assert [row["device_set"] for row in record.candidates] == [["cuda:0"]]
+    assert record.left[-1]["why"].startswith(
+        "not profiled: at 100 GFLOP/s a core, which few reach, all cores take 5.0"
+    )
+    assert "CPU ranks: left out: not profiled" in "\n".join(lines_of(record))
+
+
+def test_step_kinds_that_need_a_gpu_are_looked_for_on_gpus_alone():
+    assert known_costs.kinds_for(["graph", "eager"], "cpu") == ["eager"]
+    assert known_costs.kinds_for(["graph"], "cuda") == ["graph"]
+    assert known_costs.kinds_for(None, "cpu") == ["eager"]
+    assert "graph" in known_costs.kinds_for(None, "cuda")

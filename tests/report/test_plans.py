@@ -59,6 +59,23 @@ def test_what_does_not_fit_and_what_was_left_are_told():
     assert "history" not in text
 
 
+def test_of_much_that_was_left_a_few_lines_are_told():
+    why = {
+        "strategy": "data=3",
+        "devices": 3,
+        "device_set": ["cpu"] * 3,
+        "step_kind": "eager",
+        "why": "no links",
+    }
+    whole = {"strategy": "any", "devices": 0, "device_set": ["cpu"], "step_kind": "any", "why": "far behind"}
+    kind = {**whole, "step_kind": "compiled", "why": "not asked for"}
+    text = "\n".join(lines_of(planned(left=[whole, kind, *[why] * 8])))
+    assert "-  CPU ranks: left out: far behind" in text
+    assert "not asked for" not in text
+    assert text.count("no links") == 5
+    assert "3 candidates more left out: see left in plan.json" in text
+
+
 def test_predicted_and_measured_stand_side_by_side():
     assert side_by_side(1.1e-3, 1e-3) == "predicted  1.1 ms a step, measured 1 ms: off by +10.0%"
     assert "too few steps" in side_by_side(1.1e-3, None)

@@ -27,6 +27,8 @@ from kway.units import counted, seconds_text, shown
 
 # What finding out what is not known yet may take, in seconds.
 MOST_S = 10.0
+# A choice that took longer says how long.
+SAID_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -172,4 +174,5 @@ def told(record: Planned) -> tuple[str, ...]:
     count = counted(len(record.candidates), "candidate")
     trusted = next((line.partition(" ")[2].strip() for line in trust(record) if "on average" in line), "")
     first = f"auto: {titled(row)} of {count}, {seconds_text(row['step_s'])} a step predicted"
+    first += f", found out in {seconds_text(record.seconds)}" if record.seconds > SAID_S else ""
     return first + (f" ({trusted})" if trusted else ""), f"why: {row['reason']}"

@@ -29,28 +29,40 @@ if TYPE_CHECKING:
 
 # The experiments that prices of several devices are made of.
 EXPERIMENTS = ("copies", "collectives", "overlap")
+# Operations a second of a CPU core that few reach, and how many times as long as one GPU's step CPU ranks may take at
+# that rate: beyond, they win on no account, and to profile them would take minutes.
+CORE_FLOPS_S, FAR_BEHIND = 1e11, 3.0
 
 
 @dataclass(frozen=True)
 class Known:
-    """``workloads`` and ``measurements`` by type of device; the latter only where there are several devices."""
+    """``workloads`` and ``measurements`` by type of device; the latter only where there are several devices.
+
+    ``unknown``: why nothing is known of a type.
+    """
 
     workloads: Mapping[str, Workload]
     measurements: Mapping[str, Measurements]
     notices: Sequence[str] = field(default=())
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
     def step_kinds(self, device_type: str, named: Sequence[str] | None) -> list[str]:
         """Return the step kinds that were timed on a type of device, of those that are ``named``."""
-        timed = self.workloads[device_type].step_kinds()
+        timed = self.workloads[device_type].step_kinds() if device_type in self.workloads else []
         return [kind for kind in timed if named is None or kind in named]
 
     def kinds_left(self, named: Sequence[str] | None) -> list[dict[str, Any]]:
-        """Return rows of a plan's ``left`` for the step kinds that were not timed."""
-        return [
-            {"strategy": "any", "devices": 0, "device_set": [each.device], "step_kind": kind, "why": why}
+        """Return rows of a plan's ``left`` for what was not timed: step kinds, and whole types of device."""
+        rows = [
+            (each.device, kind, why)
             for each in self.workloads.values()
             for kind, why in each.step_kinds_left.items()
             if named is None or kind in named
+        ]
+        rows += [(device, "any", why) for device, why in self.unknown.items()]
+        return [
+            {"strategy": "any", "devices": 0, "device_set": [device], "step_kind": kind, "why": why}
+            for device, kind, why in rows
         ]
 
 
@@ -70,17 +82,48 @@ def gather(
     """
     begun = time.perf_counter()
     given = {each.device.partition(":")[0]: _of_job(each, asked) for each in workloads}
-    several = [kind for kind in asked.device_types if asked.counts(kind)[-1] > 1]
+    several = any(asked.counts(kind)[-1] > 1 for kind in asked.device_types)
     # Half of the time is for the machine, where there are several devices and it may have to be measured.
     part = None if seconds is None else seconds / (2 if several and measurements is None else 1)
     found: dict[str, Workload] = {}
-    for kind in asked.device_types:
-        found[kind] = given[kind] if kind in given else profiled(asked, kind, say, refresh, part)
+    unknown: dict[str, str] = {}
+    # GPUs first: what they take says whether CPU ranks are worth a look.
+    for kind in sorted(asked.device_types, reverse=True):
+        why = "" if kind in given else _hopeless(asked, kind, found.get("cuda"))
+        if why:
+            unknown[kind] = why
+        else:
+            found[kind] = given[kind] if kind in given else profiled(asked, kind, say, refresh, part)
     of: dict[str, Measurements] = {}
-    for kind in several:
+    for kind in found:
+        if asked.counts(kind)[-1] == 1:
+            continue
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
         of[kind] = measured(asked, kind, ranks, say, refresh, left) if measurements is None else measurements
-    return Known(found, of)
+    return Known(found, of, unknown=unknown)
+
+
+def _hopeless(asked: "Asked", device_type: str, on_gpu: Workload | None) -> str:
+    """Say why a type of device need not be profiled, or ``""``."""
+    if not kinds_for(asked.step_kinds, device_type):
+        return f"step kind {', '.join(asked.step_kinds or ())} needs a CUDA device"
+    if device_type != "cpu" or on_gpu is None or asked.named or not on_gpu.flop_per_sample:
+        return ""
+    timed = on_gpu.timed(DEFAULT_KIND)[-1]
+    least = on_gpu.flop_per_sample * timed["samples"] / (CORE_FLOPS_S * asked.cluster.cpu["usable"])
+    if least < FAR_BEHIND * timed["seconds"]:
+        return ""
+    return (
+        f"not profiled: at {CORE_FLOPS_S / 1e9:.0f} GFLOP/s a core, which few reach, all cores take "
+        f"{least / timed['seconds']:.1f} times as long as one GPU (--devices cpu:N looks at it)"
+    )
+
+
+def kinds_for(named: Sequence[str] | None, device_type: str) -> list[str]:
+    """Return the step kinds to profile on a type of device: those ``named`` that run there, else the usual ones."""
+    if named is None:
+        return [DEFAULT_KIND] if device_type == "cpu" else list(KINDS)
+    return [name for name in named if KINDS[name].needs in (None, device_type)]
 
 
 def _of_job(workload: Workload, asked: "Asked") -> Workload:
@@ -103,7 +146,7 @@ def profiled(
     One that was profiled in less time than now is wanted counts for nothing.
     """
     most = max((each for each in asked.sets if each[0].startswith(device_type)), key=len)
-    kinds = asked.step_kinds or ([DEFAULT_KIND] if device_type == "cpu" else list(KINDS))
+    kinds = kinds_for(asked.step_kinds, device_type)
     job = asked.job
     if asked.scaling.weak and len(most) > 1:
         # So that the share of each device is among those that one of two devices has.

@@ -42,7 +42,9 @@ PICTURES = ("speedup.png", "terms.png")
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be planned. ``sets`` of devices; ``strategies`` and ``step_kinds``: those named, ``None`` for all."""
+    """What is to be planned. ``sets`` of devices, ``named`` by the user or all; ``strategies``, ``step_kinds``: those
+    named, ``None`` for all.
+    """
 
     job: Job
     cluster: Cluster
@@ -53,6 +55,7 @@ class Asked:
     shards: int
     scaling: Scaling
     refused: Callable[[Mapping[str, int], Sequence[str]], str]
+    named: bool = False
 
     @property
     def device_types(self) -> list[str]:
@@ -184,7 +187,16 @@ def asked_of(
         return ""
 
     asked = Asked(
-        job, cluster, sets, _names("strategy", strategy), kinds, exactness, shards, scaling, refused
+        job,
+        cluster,
+        sets,
+        _names("strategy", strategy),
+        kinds,
+        exactness,
+        shards,
+        scaling,
+        refused,
+        devices != AUTO,
     )
     # What cannot be is said before anything is timed.
     found, left = asked.candidates(lambda device: kinds or [DEFAULT_KIND])
@@ -286,14 +298,14 @@ def _machine(asked: Asked, estimate_only: bool) -> dict[str, Any]:
 
 
 def _ranked(asked: Asked, known: Known, found: Sequence[Candidate]) -> Found:
-    flop = next(iter(known.workloads.values())).flop_per_sample
+    flops = [each.flop_per_sample for each in known.workloads.values()]
     return search(
         found,
         pricer(known.workloads, known.measurements, asked.shards),
         room_of(asked.cluster),
         asked.scaling,
         int(asked.cluster.cpu["usable"]),
-        flop,
+        next((flop for flop in flops if flop is not None), None),
         asked.job.title,
     )
 

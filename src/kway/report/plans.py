@@ -8,6 +8,10 @@ from kway.units import bytes_text, counted, seconds_text
 
 # Columns of terms that a terminal has room for; the picture and the record have all.
 MOST_TERMS = 5
+# Of a prediction, the part by which it is off that asks for another look at what it rests on.
+FAR_OFF = 0.2
+# Lines on what was left out.
+MOST_LEFT = 6
 
 
 def lines_of(record: Planned) -> list[str]:
@@ -16,13 +20,25 @@ def lines_of(record: Planned) -> list[str]:
     lines += [
         f"{place + 1:>3}  {titled(row)}: {row['reason']}" for place, row in enumerate(record.candidates)
     ]
-    lines += [
-        f"  -  {row['strategy']} on {short_set(row['device_set'])}, {row['step_kind']}: left out: {row['why']}"
-        for row in record.left
-        if row["devices"]
-    ]
+    lines += _left(record.left)
     lines += ["", *_whole(record), *trust(record)]
     return [*lines, *(f"note       {text}" for text in record.notices)]
+
+
+def _left(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for what could not be priced: a few, where it is much."""
+    told = [row for row in rows if row["devices"] or row["step_kind"] == "any"]
+    lines = [f"  -  {_name(row)}: left out: {row['why']}" for row in told[:MOST_LEFT]]
+    more = len(told) - len(lines)
+    return lines + (
+        [f"  -  {counted(more, 'candidate')} more left out: see left in plan.json"] if more else []
+    )
+
+
+def _name(row: dict[str, Any]) -> str:
+    if not row["devices"]:
+        return "CPU ranks" if row["device_set"] == ["cpu"] else "GPUs"
+    return f"{row['strategy']} on {short_set(row['device_set'])}, {row['step_kind']}"
 
 
 def _ranked(record: Planned) -> str:
@@ -120,6 +136,10 @@ def trust(record: Planned) -> list[str]:
             )
             text += f"; {right}: {check['right_order']} of {counted(check['pairs'], 'pair')} that are a tenth apart"
         lines.append(text)
+        if check["mean_error"] > FAR_OFF:
+            lines.append(
+                "           what it rests on may be of a busier moment than this: --refresh finds it out anew"
+            )
     history = record.history
     if history["checks"]:
         lines.append(
