@@ -13,7 +13,7 @@ import torch
 from kway.devices.remembered import digest, read, write
 from kway.errors import UsageError
 from kway.job import Job
-from kway.jobs.measuring import measure
+from kway.jobs.measuring import QUICK_S, measure
 from kway.jobs.profiling import AUTO, NOT_ASKED, USUAL_S, profile
 from kway.measurements import Measurements
 from kway.planned import spelled_set
@@ -216,7 +216,8 @@ def measured(
     cores = int(asked.cluster.cpu["usable"])
     named = AUTO if device_type == "cuda" else f"cpu:{max(cores, *asked.counts('cpu'))}"
     devices = AUTO if not asked.cluster.gpus and named == f"cpu:{cores}" else named
-    limit = {} if seconds is None else {"seconds": seconds}
+    # What a quick measurement may take ends so long after it began: here it began earlier, where less is left.
+    since = None if seconds is None else time.perf_counter() + min(0.0, seconds - QUICK_S)
     return measure(
-        devices=devices, only=EXPERIMENTS, quick=True, refresh=refresh, ranks=ranks, say=say, **limit
+        devices=devices, only=EXPERIMENTS, quick=True, refresh=refresh, ranks=ranks, since=since, say=say
     )
