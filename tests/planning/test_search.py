@@ -6,7 +6,7 @@ from tests.planning.pricers import FIXED_S, PER_SAMPLE_BYTES, PER_SAMPLE_S, WEIG
 from kway.devices.simulated import simulated
 from kway.errors import UsageError
 from kway.planning.candidates import candidates, device_sets, layouts
-from kway.planning.price import Scaling
+from kway.planning.price import Price, Scaling
 from kway.planning.scaling import amdahl_bound
 
 
@@ -150,3 +150,29 @@ def test_gpus_and_cpu_ranks_are_ranked_together():
     # Where more devices pay is asked among devices of one type: two GPUs save 0.5 us a sample, two ranks 50.
     of = {tuple(row["device_set"]): row["break_even"]["batch_size"] for row in rows}
     assert (of["cuda:0", "cuda:1"], of["cpu", "cpu"]) == (1002, 12)
+
+
+def test_of_candidates_too_close_to_tell_the_one_with_fewer_devices_is_chosen():
+    # 64 samples: 7.4 ms on one device; 4.2 and what talking takes on two.
+    result = found(64, line(all_reduce_s=3.1e-3), strategies=["single", "data"])
+    assert [row["devices"] for row in result.rows] == [2, 1]
+    assert result.chosen == 1
+    assert result.rows[1]["reason"].startswith(
+        "chosen of those within 3% of the fastest: data=2 on cpu:2 takes 0.99 "
+    )
+    assert "less than 3% faster than one device (cpu:1), too close to tell: " in result.rows[0]["reason"]
+    assert found(64, line(all_reduce_s=2.5e-3), strategies=["single", "data"]).chosen == 0
+
+
+def test_of_equals_on_as_many_devices_processes_come_before_threads():
+    def price(candidate, batch):
+        cost = line()(candidate, batch)
+        return (
+            cost
+            if "data" in candidate.layout
+            else Price({**cost.terms, "compute": cost.terms["compute"] * 0.99}, {})
+        )
+
+    result = found(256, price)
+    assert result.rows[0]["strategy"] == "threads=2"
+    assert result.rows[result.chosen]["strategy"] == "data=2"

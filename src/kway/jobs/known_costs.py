@@ -32,6 +32,8 @@ EXPERIMENTS = ("copies", "collectives", "overlap")
 # Operations a second of a CPU core that few reach, and how many times as long as one GPU's step CPU ranks may take at
 # that rate: beyond, they win on no account, and to profile them would take minutes.
 CORE_FLOPS_S, FAR_BEHIND = 1e11, 3.0
+# Of a short time, what is for the model where the machine has to be measured too: to start ranks takes the most.
+PROFILE_PART = 0.3
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ def gather(
     begun = time.perf_counter()
     given = {each.device.partition(":")[0]: _of_job(each, asked) for each in workloads}
     several = any(asked.counts(kind)[-1] > 1 for kind in asked.device_types)
-    # Half of the time is for the machine, where there are several devices and it may have to be measured.
-    part = None if seconds is None else seconds / (2 if several and measurements is None else 1)
+    machine_too = several and measurements is None
+    part = None if seconds is None else seconds * (PROFILE_PART if machine_too else 1.0)
     found: dict[str, Workload] = {}
     unknown: dict[str, str] = {}
     # GPUs first: what they take says whether CPU ranks are worth a look.

@@ -10,6 +10,8 @@ from kway.units import bytes_text, counted, seconds_text
 SMALL, SMALL_OF_STEP = 0.05, 0.001
 # By which part two candidates differ that are said to be as fast as each other.
 EVEN = 0.005
+# By which part candidates differ whose order no prediction can tell.
+CLOSE = 0.03
 
 Row = dict[str, Any]
 
@@ -32,18 +34,22 @@ def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int) -> str:
         text = f"{_slower(row, one)}: {_changes(one, row)}"
         after = _from_batch_on(row)
         return f"{text}; {after}" if after else text
+    if row["samples_per_s"] > best["samples_per_s"]:
+        near = f"predicted to be less than {CLOSE:.0%} faster than {titled(best)}, too close to tell"
+        return f"{near}: {_changes(best, row)}"
     return f"{_slower(row, best)}: {_changes(best, row)}"
 
 
 def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int) -> str:
+    word = "fastest" if chosen == 0 else f"chosen of those within {CLOSE:.0%} of the fastest"
     if row["devices"] > 1 and one is not None:
         ratio = row["samples_per_s"] / one["samples_per_s"]
-        return f"fastest: {ratio:.2f} times as fast as {titled(one)}: {_changes(one, row)}"
+        return f"{word}: {ratio:.2f} times as fast as {titled(one)}: {_changes(one, row)}"
     others = [other for other in rows if other["fits"] and other["eligible"] and other is not row]
     several = next((other for other in others if other["devices"] > row["devices"]), None)
     if several is not None:
-        return f"fastest: {titled(several)} takes {several_ratio(row, several):.2f} times as long a sample"
-    return f"fastest of {counted(len(others) + 1, 'candidate')}" if others else "the only candidate that fits"
+        return f"{word}: {titled(several)} takes {several_ratio(row, several):.2f} times as long a sample"
+    return f"{word} of {counted(len(others) + 1, 'candidate')}" if others else "the only candidate that fits"
 
 
 def several_ratio(row: Row, other: Row) -> float:

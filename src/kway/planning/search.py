@@ -6,15 +6,16 @@ from typing import Any
 
 from kway.errors import UsageError
 from kway.planning.candidates import Candidate, Left
-from kway.planning.explain import explained
+from kway.planning.explain import CLOSE, explained
 from kway.planning.fits_nowhere import fits_nowhere
 from kway.planning.price import Price, Pricer, Room, Scaling
 from kway.planning.scaling import amdahl_bound, break_even_batch, break_even_flop, serial_fraction
+from kway.strategies.layout import one_process
 
 
 @dataclass(frozen=True)
 class Found:
-    """Candidates ranked as rows of plan.json, ``chosen`` first; what could not be priced; what one device hides."""
+    """Candidates ranked as rows of plan.json, which is ``chosen``, what could not be priced, and Amdahl's bound."""
 
     rows: list[dict[str, Any]]
     chosen: int
@@ -52,8 +53,7 @@ def search(
     if not any(row["fits"] for _, row in rows):
         raise fits_nowhere(title, rows, price, room, scaling)
     table = [row for _, row in rows]
-    # Where only more ranks than cores were asked for, the fastest of them is all there is.
-    chosen = next((place for place, row in enumerate(table) if row["fits"] and row["eligible"]), 0)
+    chosen = _chosen(table)
     for each, row in rows:
         one = _alone(each, [other for other, _ in rows])
         if one is not None and each.devices > 1:
@@ -93,6 +93,17 @@ def _row(candidate: Candidate, cost: Price, room: int | None, scaling: Scaling, 
 def _rank(row: dict[str, Any]) -> tuple[bool, bool, float, int]:
     """Order: what fits, what may be chosen, the time of a sample; of equals the one with fewer devices."""
     return not row["fits"], not row["eligible"], -row["samples_per_s"], row["devices"]
+
+
+def _chosen(rows: Sequence[dict[str, Any]]) -> int:
+    """Return which candidate is the plan: the fastest, or among those that are too close to tell from it one with fewer
+    devices, and of these one whose ranks are processes: they share neither interpreter nor memory.
+    """
+    # Where only more ranks than cores were asked for, the fastest of them is all there is.
+    may = [place for place, row in enumerate(rows) if row["fits"] and row["eligible"]] or [0]
+    fastest = rows[may[0]]["samples_per_s"]
+    close = [place for place in may if rows[place]["samples_per_s"] * (1 + CLOSE) >= fastest]
+    return min(close, key=lambda place: (rows[place]["devices"], one_process(rows[place]["layout"]), place))
 
 
 def _alone(candidate: Candidate, others: Sequence[Candidate]) -> Candidate | None:
