@@ -17,6 +17,7 @@ WAYS = {
         "lenet:fp32:loose:compiled-graph:channels_last",
         "lenet:tf32:loose:compiled-graph:channels_last",
         "lenet:fp32:loose:compiled-graph:contiguous",
+        "lenet:tf32:loose:compiled-graph:contiguous",
         "lenet:fp32:loose:graph:channels_last",
         "lenet:fp32:math:compiled-graph:channels_last",
         "lenet:fp32:bits:compiled-graph:channels_last",

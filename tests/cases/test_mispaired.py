@@ -91,6 +91,30 @@ def test_layers_that_change_places_on_one_rank_alone_are_found(trained):
         trained(given, 2, exactness="bits", shards=2, epochs=2)
 
 
+class Domains(nn.Module):
+    """Three layers of one width; each sample names the one that normalises it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms, self.last = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(3)), nn.Linear(6, 4)
+
+    def forward(self, x, domain):
+        out = torch.zeros_like(x)
+        for k in domain.unique().tolist():
+            of = (domain == k).nonzero()[:, 0]
+            out = out.index_copy(0, of, self.norms[k](x[of]))
+        return self.last(out)
+
+
+@pytest.mark.parametrize("strategy", ["data", "threads"])
+def test_layers_of_one_width_are_told_apart(trained, strategy):
+    x, y = job(1).data
+    domain = torch.tensor([0, 1] * 2 + [0, 2] * 2).repeat(10)
+    given = replace(job(1), model=Domains, data=(x, domain, y), batch_size=8, shuffle=False)
+    with pytest.raises(kway.MispairedError, match=r"other collectives|do not fit together"):
+        trained(given, 2, strategy=strategy)
+
+
 def test_the_fingerprint_knows_order_shape_and_dtype():
     def of(*calls):
         trace = Trace()

@@ -29,6 +29,7 @@ from kway.devices.topology import discover
 from kway.jobs.proving import STEPS, draw
 from kway.measurements import Measurements
 from kway.records import Cluster, Plan, Proof, Training, Tuning
+from kway.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
@@ -228,6 +229,7 @@ RECORDS = {
     "proof.json": Proof,
     "tune.json": Tuning,
     "measurements.json": Measurements,
+    "workload.json": Workload,
     "cluster.json": Cluster,
     "The plan": Plan,
 }
@@ -245,13 +247,14 @@ def test_what_is_inside_of_a_field_is_explained(tmp_path):
     more = {"devices": "cpu:1", "echo": False, "exactness": "bits"}
     run = kway.train(job, epochs=1, out=tmp_path, save_best="validation_loss", checkpoint_every=1, **more)
     proofs = [kway.prove(job, **(more | {"exactness": level}), steps=1) for level in ("bits", "math")]
-    free = {"layout", "versions", "groups", "steps", "remembered"}
+    free = {"layout", "versions", "groups", "steps", "remembered", "gradients", "step_kinds_left"}
     proof = section("train.json") + section("proof.json")  # which says of some fields: as in train.json
     for text, record in (
         (section("train.json"), run.record),
         *((proof, found) for found in proofs),
         (section("cluster.json"), discover()),
         (section("measurements.json"), kway.measure(devices="cpu", only="offload", quick=True)),
+        (section("train.json") + section("workload.json"), kway.profile(job, devices="cpu:2", seconds=0.1)),
     ):
         unknown = {name for name in keys(record.to_dict(), free) if f"`{name}`" not in text}
         assert unknown <= {"kind", "schema"}, type(record)

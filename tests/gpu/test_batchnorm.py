@@ -55,7 +55,7 @@ def in_shares(layer, x, dy, split):
             own = like(x[rows], x).requires_grad_()
             presence = Presence()
             presence.counts = count > 0
-            out = global_forward(layer, own, Replayed(rank, len(split), heard), presence)
+            out = global_forward(layer, own, Replayed(rank, len(split), heard), presence, "norm")
             out.backward(like(dy[rows], x) if count else torch.zeros_like(out))
             buffers.append({name: value.clone() for name, value in layer.named_buffers()})
             if count:

@@ -18,6 +18,23 @@ def test_a_task_runs_on_one_rank_for_each_device(ranks):
     assert found == [[(0, "cpu", 7), (1, "cpu", 7)]] * 2
 
 
+def test_ranks_that_are_there_are_not_started_again(monkeypatch):
+    calls = []
+
+    def start(devices, **_):
+        return SimpleNamespace(
+            alive=True, close=lambda kill: None, run=lambda *arguments, **_: calls.append(len(devices))
+        )
+
+    monkeypatch.setattr("kway.jobs.kept_ranks.Ranks", start)
+    with KeptRanks() as on_ranks:
+        for size in (2, 3, 2):
+            on_ranks.start(["cpu"] * size, place_of)
+        on_ranks(["cpu"] * 2, place_of, 7)
+    assert calls == [2, 3, 2]
+    KeptRanks("ranks that are given").start(["cpu"] * 2, place_of)
+
+
 @pytest.mark.parametrize("kill", [False, True])
 def test_ranks_that_cannot_be_ended_keep_no_others_from_it(kill, monkeypatch):
     ended = []

@@ -1,19 +1,24 @@
 """Every experiment in small on what is here, and what is computed from figures that are made up."""
 
+import time
+
 import pytest
 import torch
 
 from kway.errors import UsageError
 from kway.measuring import in_place
 from kway.measuring.bench import Bench, Row
+from kway.measuring.budget import Budget
 from kway.measuring.experiment import chosen, experiments
-from kway.measuring.experiments import copies, offload
+from kway.measuring.experiments import compute, copies, offload
 from kway.measuring.limits import Limits
 from kway.measuring.names import names
+from kway.measuring.reference import reference, undisturbed
 from kway.measuring.timer import Policy
 from kway.measuring.work import each_waited, launched, lazily, waited
 
-SMALL = Policy(seconds=20, sample_s=1e-4, rounds=3)
+# So many seconds that nothing is left out, however slow the machine is just now.
+SMALL = Policy(seconds=1e6, sample_s=1e-4, rounds=3)
 SIZES = {
     "compute": {"products_cpu": (4, 8), "elements_cpu": (64, 128), "bytes_cpu": 4096, "in_place": (4, 8)},
     "copies": {"bytes_cpu": (64, 128), "beyond_caches": 1 << 28},
@@ -145,6 +150,97 @@ def test_every_way_between_devices_is_copied():
     assert len(found) == len(set(found)) == 1 + 2 * 7 + 2
 
 
+ALIKE = {"cuda:1": "cuda:0", "cuda:2": "cuda:0"}
+THREE = ("cpu", "cuda:0", "cuda:1", "cuda:2")
+
+
+def test_one_gpu_of_a_kind_stands_for_others_in_a_quick_measurement():
+    pairs = {(f"cuda:{a}", f"cuda:{b}"): 450e9 for a in range(3) for b in range(3) if {a, b} != {1, 2}}
+    given = bench("copies", THREE, alike=ALIKE, limits=Limits(peer=pairs))
+    taken = copies.chosen(given, (1, 2, 3))
+    all_sizes = {way for way, sizes in taken.items() if sizes == (1, 2, 3)}
+    # GPUs 1 and 2 have other links between them.
+    assert all_sizes == {*copies.ways(["cpu", "cuda:0"]), ("cuda:0", "cuda:1", ""), ("cuda:1", "cuda:2", "")}
+    largest = {way for way, sizes in taken.items() if sizes == (3,)}
+    assert {way for way in largest if "cpu" in way} == {
+        (*ends, copies.NON_BLOCKING)
+        for gpu in ALIKE
+        for ends in (("cpu", gpu), (gpu, "cpu"))
+    }  # fmt: skip
+    assert len([way for way in taken if "" in way and way[0] != way[1]]) == 6
+    assert "cuda:1, cuda:2: of the kind of cuda:0" in given.notes[0]
+    assert set(copies.chosen(bench("copies", THREE), (1,))) == set(copies.ways(THREE))
+
+
+@pytest.mark.parametrize("name", ["compute", "copies"])
+def test_gpus_come_before_the_cpu_and_are_told_after_it(name, monkeypatch):
+    order = []
+
+    def measure(given, rows, device, part):
+        order.append(device)
+        given.time([], "cpu", 0.0)
+        return [given.maker().timed(row.name, row.parameters, row.unit, [1.0]) for row in rows]
+
+    monkeypatch.setattr(Bench, "measure", measure)
+    sizes = {"products_gpu": (64, 128), "elements_gpu": (64,), "bytes_gpu": 64, "bytes": (64, 128)}
+    given = Bench(name, THREE, SIZES[name] | sizes, SMALL, alike=ALIKE)
+    figures = experiments()[name].run(given)
+    assert set(order) == set(THREE)
+    assert "cpu" not in order[: order.index("cpu")]
+    assert set(order[order.index("cpu") :]) == {"cpu"}
+    told = [each.parameters.get("device", each.parameters.get("from")) for each in figures]
+    assert told[0] == "cpu"
+    if name == "compute":
+        glimpsed = {
+            (each.name, each.parameters.get("dtype"))
+            for each in figures
+            if "cuda:2" in each.parameters.values()
+        }
+        assert glimpsed == {
+            *(("matrix product", dtype) for dtype in compute.GLIMPSE),
+            ("memory bandwidth", None),
+        }
+
+
+def test_what_the_cpu_takes_no_gpu_lacks():
+    now = [0.0]
+
+    def slow(count):
+        now[0] += 100.0 * count
+        return 100.0 * count
+
+    given = Bench("x", ("cpu", "cuda:0"), {}, SMALL, clock=lambda: now[0])
+    given.spend(Budget(cpu=5.0, gpu=7.0))
+    assert given.measure([Row("slow", {}, slow)], "cpu", 0.5) == []
+    assert given.time([], "cpu", 0.5).left == {}
+    assert given.readings[0].left == {"slow ()": "no room in 2.5 s"}
+    assert given.share("cuda:0", 0.5) == 3.5
+    assert given.share("cpu", 0.5) == 0.0
+
+
+def test_the_reference_of_a_cpu_is_the_work_of_one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        work = reference("cpu")
+        work(100)
+        process, thread = time.process_time(), time.thread_time()
+        assert work(20_000) > 0
+        process, thread = time.process_time() - process, time.thread_time() - thread
+    finally:
+        torch.set_num_threads(before)
+    # Nearly all of the processor's time was that of this thread.
+    assert process - thread < 0.2 * process
+
+
+def test_the_fastest_third_stands_for_the_others():
+    seconds = iter([9.0, 2.0, 3.0, 5.0, 4.0, 6.0])
+    asked = []
+    work = undisturbed(lambda count: asked.append(count) or next(seconds))
+    assert (work(30), work(1)) == (6.0, 4.0)
+    assert asked == [10] * 3 + [1] * 3
+
+
 def test_latency_and_bandwidth_of_a_way_stand_beside_its_limit():
     given = bench("copies", ("cpu", "cuda:0"), limits=Limits(host={"cuda:0": 4e9}))
     make = given.maker()
@@ -172,13 +268,20 @@ def test_tf32_is_allowed_for_its_products_alone():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["compute", "copies", "offload"])
-def test_all_candidates_of_a_gpu_are_measured(name):
+@pytest.mark.parametrize("quick", [False, True])
+def test_all_candidates_of_a_gpu_are_measured(name, quick):
     sizes = {
         "products_gpu": (64, 128), "elements_gpu": (1 << 12, 1 << 16), "bytes_gpu": 1 << 20, "n": (32, 64),
         "bytes": (1 << 12, 1 << 16, 1 << 20),
     }  # fmt: skip
-    devices = ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count())))
-    given = Bench(name, devices, SIZES.get(name, {}) | sizes, SMALL)
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    given = Bench(
+        name,
+        ("cpu", *gpus),
+        SIZES.get(name, {}) | sizes,
+        SMALL,
+        alike=dict.fromkeys(gpus[1:], "cuda:0") if quick else {},
+    )
     figures = experiments()[name].run(given)
     assert not [reading.left for reading in given.readings if reading.left]
     assert {"cuda:0"} <= {str(value) for figure in figures for value in figure.parameters.values()}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kway.measuring.fit import crossing, line
+from kway.measuring.fit import crossing, hinge, line
 
 SIZES = [2.0**k for k in range(0, 24, 2)]
 
@@ -52,3 +52,23 @@ def test_no_crossing():
     assert crossing([1, 2], [1.0, 1.0], [2.0, 2.0]) is None
     assert crossing([1, 2], [3.0, 3.0], [2.0, 2.0]) == 1
     assert crossing([], [], []) is None
+
+
+def test_of_what_is_queued_the_longer_of_launch_and_bytes_counts():
+    sizes = [2.0**k for k in (10, 14, 18, 22, 26)]
+    fit = hinge(sizes, [max(7e-6, size / 50e9) for size in sizes])
+    assert (fit.latency_s, fit.bandwidth) == (pytest.approx(7e-6), pytest.approx(50e9))
+    assert fit.bandwidth_spread < 1e-6
+    # As read on an H200: pinned, non-blocking. A straight line gives 63 GB/s, which is all that the slot carries.
+    seconds = [7.45e-6, 7.43e-6, 7.41e-6, 79.85e-6, 1235e-6]
+    fit = hinge(sizes, seconds)
+    assert fit.latency_s == pytest.approx(7.43e-6, rel=0.005)
+    assert 2**22 / seconds[3] < fit.bandwidth < 2**26 / seconds[4]
+    assert fit.bandwidth_spread < 0.03
+    assert line(sizes, seconds).bandwidth_spread > 0.2
+    assert hinge(sizes[:2], seconds[:2]) is None
+
+
+def test_a_hinge_of_one_slope_is_one_point_of_latency():
+    sizes = [1.0, 10.0, 100.0]
+    assert hinge(sizes, [size / 2 for size in sizes]).bandwidth == pytest.approx(2.0)

@@ -12,7 +12,8 @@ from kway.measuring.hidden import hidden_figure, share, slowdown, slowdown_figur
 from kway.measuring.timer import Policy
 from kway.measuring.under_collective import repeats
 
-SMALL = Policy(seconds=30, sample_s=1e-4, rounds=3, tries=1)
+# So many seconds that nothing is left out, however slow the machine is just now.
+SMALL = Policy(seconds=1e6, sample_s=1e-4, rounds=3, tries=1)
 SIZES = {
     "n": (64, 128), "n_cpu": (8, 16), "n_copied": (64, 128), "beside": (64, (1 << 12, 1 << 16)),
     "beside_cpu": (16, (1 << 8, 1 << 12)),
@@ -56,6 +57,15 @@ def test_each_way_of_copying_is_compared_with_the_copies_that_it_makes():
     assert found == {
         copy_out.IN_TURN: 0.0, copy_out.NON_BLOCKING: 50.0, copy_out.PINNED: 0.0, copy_out.SIDE: pytest.approx(90.0),
     }  # fmt: skip
+
+
+def test_where_launching_takes_the_time_is_said():
+    times = {(copy_out.SIDE, 500): 1.08e-3, (copy_out.LAUNCHED, 500): 1.0e-3, (copy_out.SIDE, 2000): 6e-3}
+    times[copy_out.LAUNCHED, 2000] = 1.0e-3
+    figures = [timed(copy_out.NAME, {"way": way, "n": n}, seconds) for (way, n), seconds in times.items()]
+    (note,) = copy_out.launch_bound(figures)
+    assert "at n = 500 launching takes 1 ms of the 1.08 ms" in note
+    assert copy_out.launch_bound(figures[:1]) == []
 
 
 def test_a_slowdown_is_that_of_the_longer_one_and_of_the_products():
@@ -123,6 +133,8 @@ def test_all_ways_are_measured_on_gpus():
     assert {figure.parameters["way"] for figure in figures if figure.name == copy_out.HIDDEN} == set(
         copy_out.WAYS
     )
+    launches = [figure.value for figure in figures if figure.parameters.get("way") == copy_out.LAUNCHED]
+    assert len(launches) == len(SIZES["n_copied"])
 
 
 @pytest.mark.gpu

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kway.measuring.timer import Candidate, Policy, Timer, calibrate, drift, quantile, shrunk, spread
+from kway.measuring.timer import Calibration, Candidate, Policy, Timer, calibrate, drift, quantile, spread
 
 
 class Machine:
@@ -33,20 +33,34 @@ class Machine:
 
 def test_a_sample_is_as_long_as_asked_for():
     machine = Machine()
-    repeats, took = calibrate(machine.work("x", 3e-6), 2e-3)
-    assert 2e-3 <= took <= 4e-3
-    assert took == pytest.approx(repeats * 3e-6)
+    found = calibrate(machine.work("x", 3e-6), 2e-3)
+    assert 2e-3 <= found.took <= 4e-3
+    assert found.took == pytest.approx(found.repeats * 3e-6)
     assert machine.done[0] == ("x", 1)  # warmed up before it counts
 
 
 def test_what_takes_longer_than_a_sample_is_done_once():
-    assert calibrate(Machine().work("x", 0.5), 2e-3) == (1, 0.5)
+    machine = Machine()
+    assert calibrate(machine.work("x", 0.5), 2e-3) == Calibration(1, 0.5)
+    assert len(machine.done) == 2
+
+
+def test_what_is_known_to_take_long_is_called_once():
+    machine = Machine()
+    assert calibrate(machine.work("x", 0.5), 2e-3, machine.clock, expected=0.3) == Calibration(1, 0.5)
+    assert len(machine.done) == 1
+    # Not where it could be no longer than a sample.
+    assert calibrate(machine.work("x", 1e-3), 2e-3, expected=0.01).repeats == 3
+
+
+def test_a_clock_that_stands_still_meanwhile_is_not_believed():
+    machine = Machine()
+    work = machine.work("x", 0.5)
+    assert calibrate(lambda count: work(count) / 100, 2e-3, machine.clock).took == 0.5
 
 
 def test_a_clock_that_sees_nothing_ends_all_the_same():
-    repeats, took = calibrate(lambda count: 0.0, 2e-3)
-    assert repeats == 1 << 24
-    assert took == 0.0
+    assert calibrate(lambda count: 0.0, 2e-3) == Calibration(1 << 24, 0.0)
 
 
 def test_candidates_come_round_by_round_and_each_is_first_in_turn():
@@ -148,6 +162,37 @@ def test_what_is_too_short_to_tell_says_nothing_of_larger_ones():
     assert set(reading.timings) == {"n4", "n512"}
 
 
+def first_takes(more):
+    """Return a cost of 1e-2 that is so much higher at the first call."""
+    return lambda machine: 1e-2 + (0.0 if any(name == "slow to start" for name, _ in machine.done) else more)
+
+
+def test_what_first_calls_take_more_leaves_nothing_out():
+    # Libraries of a GPU, connections of a collective: 60 times the budget.
+    machine = Machine()
+    costs = {"slow to start": first_takes(30.0), "next": 1e-2}
+    reading = machine.time(costs, Policy(seconds=0.5, rounds=7))
+    assert not reading.left
+    assert len(reading.timings["next"].raw) == 7
+    assert reading.seconds < 0.5
+    assert machine.now > 30
+
+
+def test_a_slow_start_says_nothing_of_larger_ones():
+    machine = Machine()
+    family = {name: {"family": "sum", "work": work} for name, work in (("slow to start", 1), ("large", 100))}
+    costs = {"slow to start": first_takes(1.0), "large": 2e-2}
+    assert not machine.time(costs, Policy(seconds=20), **family).left
+
+
+def test_what_became_too_short_to_tell_is_no_reason_to_leave_larger_ones_out():
+    # The smallest takes 1 ms because of a launch, as do ten times as much; the largest is thought to take 1 s by it.
+    machine = Machine()
+    family = {name: {"family": "sum", "work": work} for name, work in (("a", 1), ("b", 10), ("c", 1000))}
+    reading = machine.time({"a": 1e-3, "b": 1e-4, "c": 5e-3}, Policy(seconds=2), **family)
+    assert not reading.left
+
+
 def test_what_raises_is_left_out_with_the_reason():
     machine = Machine()
 
@@ -174,9 +219,3 @@ def test_spread_and_drift():
     assert drift([1.0, 1.0]) == 0
     assert drift([1.0, 1.0, 1.1, 1.1, 1.2, 1.2]) == pytest.approx(0.2 / 1.1)
     assert drift([1.0, 9.0, 1.0] * 3) == 0  # single outliers are no drift
-
-
-@pytest.mark.parametrize(("left", "seconds"), [(100.0, 8.0), (20.0, 8.0), (15.0, 6.0), (-3.0, 2.0)])
-def test_a_budget_shrinks_with_what_all_that_is_to_come_lacks(left, seconds):
-    assert shrunk(Policy(seconds=8.0), left, planned=20.0).seconds == seconds
-    assert shrunk(Policy(seconds=8.0), left, planned=0.0).seconds == 8.0

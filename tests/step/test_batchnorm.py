@@ -296,3 +296,35 @@ def test_a_ghost_may_come_with_values_to_a_layer_that_no_sample_reaches(ranks, g
     for name, value in state.items():
         assert value.isfinite().all()
         assert torch.equal(value, start[name]) == (not name.startswith("layer."))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layers_in_half_precision_normalise_over_ranks(ranks, dtype):
+    layer, x = nn.BatchNorm2d(3).to(dtype), draw(6, 3, 4, 4).to(dtype)
+    expected = steps(copy.deepcopy(layer).float(), *([b.float() for b in part] for part in batches_of(x)))
+    found = ranks.run(on_rank, layer, x, [4, 2], size=2)
+    for step in range(STEPS):
+        whole = torch.cat([rank["y"][step] for rank in found])
+        assert whole.dtype == dtype
+        torch.testing.assert_close(whole.float(), expected["y"][step], rtol=0.02, atol=0.05)
+
+
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(input=x)
+
+
+def by_name(context, model, x):
+    group = Group(context.world.rank, context.world.size)
+    with global_statistics(model, group, Presence()):
+        return model(x.chunk(2)[context.world.rank]).detach()
+
+
+def test_the_input_may_be_handed_over_by_its_name(ranks):
+    x = draw(6, 4)
+    found = torch.cat(ranks.run(by_name, ByName().double(), x, size=2))
+    torch.testing.assert_close(found, ByName().double()(x).detach())

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 
 from kway.cli import options
 
@@ -28,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; returns 0. Raises ``UsageError`` before anything is measured."""
+    begun = time.perf_counter()  # loading torch is part of a quick measurement's minute
     from kway.cli._job import default_folder
     from kway.jobs.folder import claimed
     from kway.jobs.measuring import measure
@@ -44,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
             only=args.only,
             quick=args.quick,
             refresh=args.refresh,
+            since=begun,
             say=lambda text: print(text, file=screen, flush=True),
         )
         drawn = draw(record, folder)

@@ -108,11 +108,14 @@ class Group:
 
         return wait
 
-    def stack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Gather ``tensor`` (any shape S) of all ranks, in rank order, as one tensor of shape (size, *S)."""
+    def stack(self, tensor: torch.Tensor, of: str = "") -> torch.Tensor:
+        """Gather ``tensor`` (any shape S) of all ranks, in rank order, as one tensor of shape (size, *S).
+
+        ``of``: whose numbers these are, for ``Trace.note``.
+        """
         if self.size == 1:
             return tensor.unsqueeze(0)
-        self.trace.note("stack", tensor.shape, tensor.dtype)
+        self.trace.note("stack", tensor.shape, tensor.dtype, of)
         sent = _sendable(flat(tensor))
         gathered = sent.new_empty((self.size * sent.numel(),))
         with self._inside("all-gather", sent):

@@ -69,9 +69,9 @@ class RehearsedGroup(Group):
         self.sum_(tensor)
         return lambda: None
 
-    def stack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return ``tensor`` (any shape S) as every rank's, shape (size, *S)."""
-        self._note("stack", "all-gather", tensor)
+    def stack(self, tensor: torch.Tensor, of: str = "") -> torch.Tensor:
+        """Return ``tensor`` (any shape S) as every rank's, shape (size, *S); ``of``: see ``Group.stack``."""
+        self._note("stack", "all-gather", tensor, of)
         return torch.stack([tensor.detach()] * self.size)
 
     def exchange(
@@ -93,6 +93,6 @@ class RehearsedGroup(Group):
     def barrier(self) -> None:
         """Wait for nobody."""
 
-    def _note(self, name: str, what: str, tensor: torch.Tensor) -> None:
-        self.trace.note(name, tensor.shape, tensor.dtype)
+    def _note(self, name: str, what: str, tensor: torch.Tensor, of: str = "") -> None:
+        self.trace.note(name, tensor.shape, tensor.dtype, of)
         self._calls.note(what, tensor, self._gradients)

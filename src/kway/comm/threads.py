@@ -156,11 +156,14 @@ class ThreadGroup(Group):
 
         return finish
 
-    def stack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Gather ``tensor`` (any shape S) of all ranks, in rank order, as one tensor of shape (size, *S)."""
+    def stack(self, tensor: torch.Tensor, of: str = "") -> torch.Tensor:
+        """Gather ``tensor`` (any shape S) of all ranks, in rank order, as one tensor of shape (size, *S).
+
+        ``of``: whose numbers these are, for ``Trace.note``.
+        """
         if self.size == 1:
             return tensor.unsqueeze(0)
-        self.trace.note("stack", tensor.shape, tensor.dtype)
+        self.trace.note("stack", tensor.shape, tensor.dtype, of)
         own = flat(tensor.detach()).clone()
         handed = self._lay("all-gather", _Handed(own), tensor.shape, tensor.dtype)()
         return torch.stack([piece.on(own.device) for piece in handed]).view(self.size, *tensor.shape)

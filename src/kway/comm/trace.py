@@ -23,13 +23,13 @@ class Trace:
         # come again (a batch of its own), and would fill it.
         self._known: dict[tuple[object, ...], bytes] = {}
 
-    def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None) -> None:
-        """Take note of one collective."""
+    def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None, of: str = "") -> None:
+        """Take note of one collective. ``of``: whose numbers it is about, where that is the same on all ranks."""
         self.begun += 1
-        call = (name, shape, dtype)
+        call = (name, shape, dtype, of)
         text = self._known.get(call)
         if text is None:
-            text = f"{name}{shape}{dtype}".encode()
+            text = f"{name}{shape}{dtype}{of}".encode()
             if dtype is not None and len(self._known) < _MOST_KNOWN:
                 self._known[call] = text
         self.add(text)
@@ -54,7 +54,7 @@ class Untraced(Trace):
         super().__init__()
         self._beside = beside
 
-    def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None) -> None:
+    def note(self, name: str, shape: tuple[int, ...] = (), dtype: object = None, of: str = "") -> None:
         """Count it."""
         self._beside.begun += 1
 

@@ -38,8 +38,17 @@ class KeptRanks:
         where = Place(choose(chosen, "auto", "math"), rank_threads(chosen), None)
         return where.run(task, *arguments, ranks=self._of(chosen, where.threads), apart=True)
 
+    def start(self, device_set: Sequence[str], task: Callable[..., Any]) -> None:
+        """Call ``task(context)`` on such ranks, unless they are there already."""
+        held = self._started.get(tuple(device_set))
+        if not (self._is_given(device_set) or (held is not None and held.alive)):
+            self(device_set, task)
+
+    def _is_given(self, device_set: Sequence[str]) -> bool:
+        return self._given is not None and set(device_set) == {"cpu"}
+
     def _of(self, chosen: list[str], threads: int) -> Any:
-        if self._given is not None and set(chosen) == {"cpu"}:
+        if self._is_given(chosen):
             return self._given
         found = self._started.get(tuple(chosen))
         if found is None or not found.alive:

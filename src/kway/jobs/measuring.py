@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,10 +19,12 @@ from kway.jobs.place import with_threads
 from kway.launch.torchrun import from_environment
 from kway.measurements import Measurements
 from kway.measuring.bench import Bench
+from kway.measuring.budget import allowed
 from kway.measuring.experiment import Experiment, chosen
 from kway.measuring.kept import facts, keep, recall
-from kway.measuring.limits import Limits, limits_of
-from kway.measuring.timer import Policy, shrunk
+from kway.measuring.limits import limits_of
+from kway.measuring.reference import reference
+from kway.measuring.timer import Policy
 from kway.records import Cluster
 from kway.step.seeds import preserved_everywhere
 from kway.training.surroundings import machine, versions
@@ -31,9 +33,12 @@ from kway.units import counted, seconds_text
 # More CPU ranks than these say nothing new of one machine.
 MOST_CPU_RANKS = 8
 QUICK = Policy(rounds=7)
-# Of a minute, loading torch and drawing pictures take the rest.
-QUICK_S = 45.0
+# Of a minute, drawing pictures takes the rest.
+QUICK_S = 52.0
+# What loading torch takes, where nobody says when the minute began.
+LOADED_S = 5.0
 FULL = Policy(rounds=15, sample_s=5e-3)
+_WORTH_SAYING_S = 1.0
 
 
 def measure(
@@ -43,16 +48,19 @@ def measure(
     quick: bool = False,
     refresh: bool = False,
     ranks: Any = None,
+    since: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Measurements:
     """Measure this machine, or recall what was measured under the same hardware, driver and torch; return the record.
 
     ``devices``: the device set to measure, the CPU always with it. ``only``: names of experiments, in a list or by
     commas. ``quick``: a few sizes, in a minute in place of several; full figures that are remembered count as well.
-    ``refresh``: measure also what is remembered. ``ranks``: CPU ranks that are already started. ``say`` is told what
-    goes on. Raises ``UsageError`` before anything is measured.
+    ``refresh``: measure also what is remembered. ``ranks``: CPU ranks that are already started. ``since``:
+    ``time.perf_counter()`` when the minute began. ``say`` is told what goes on. Raises ``UsageError`` before anything
+    is measured.
     """
     begun = time.perf_counter()
+    ends = (begun - LOADED_S if since is None else since) + QUICK_S
     experiments = chosen(only)
     cluster, spec = discover(), spelled(devices)
     device_set = parse(spec, cluster)
@@ -62,15 +70,30 @@ def measure(
     cpu_ranks = min(given, MOST_CPU_RANKS)
     threads = threads_for(1)
     known = facts(cluster, there, cpu_ranks, threads)
+    held = {} if refresh else {each.name: recall(known, each, quick) for each in experiments}
+    todo = [each for each in experiments if not held.get(each.name) and not each.lacks(there)]
+    benches: dict[str, Bench] = {}
     entries, figures = [], []
     with with_threads(threads), preserved_everywhere(), KeptRanks(ranks) as on_ranks:
         limits = limits_of(cluster, there)
-        for place, experiment in enumerate(experiments):
-            bench = _bench(experiment, there, cpu_ranks, limits, quick, on_ranks)
-            if quick:
-                left = QUICK_S - (time.perf_counter() - begun)
-                bench.policy = shrunk(bench.policy, left, _planned(experiments[place:], there))
-            entry, found = _one(experiment, bench, known, quick, refresh, say)
+        for experiment in todo:
+            benches[experiment.name] = Bench(
+                experiment.name, there, experiment.sizes(quick), QUICK if quick else FULL, limits=limits,
+                alike=alike(cluster, there) if quick else {}, cpu_ranks=cpu_ranks, on_ranks=on_ranks,
+            )  # fmt: skip
+        _start(todo, benches, say)
+        for experiment in experiments:
+            if experiment not in todo:
+                entry, found = _known(experiment, there, quick, held.get(experiment.name))
+            else:
+                bench = benches[experiment.name]
+                planned = [each.budget(quick, len(bench.gpus)) for each in todo[todo.index(experiment) :]]
+                budget = allowed(planned, ends - time.perf_counter()) if quick else planned[0]
+                bench.spend(budget)
+                say(f"{experiment.name}: {experiment.summary}, about {seconds_text(planned[0].whole)}")
+                entry, found = _measured(experiment, bench, quick)
+                if entry["made"]:
+                    keep(known, experiment, quick, entry, found)
             entries.append(entry)
             figures += found
     dates = [entry["made"] for entry in entries if entry["made"]]
@@ -103,72 +126,78 @@ def _check_alone(cluster: Cluster) -> None:
         )
 
 
-def _bench(
-    experiment: Experiment,
-    devices: tuple[str, ...],
-    cpu_ranks: int,
-    limits: Limits,
-    quick: bool,
-    on_ranks: KeptRanks,
-) -> Bench:
-    policy = replace(QUICK if quick else FULL, seconds=experiment.seconds(quick, len(devices) - 1))
-    return Bench(
-        experiment.name,
-        devices,
-        experiment.sizes(quick),
-        policy,
-        limits,
-        cpu_ranks=cpu_ranks,
-        on_ranks=on_ranks,
-    )
+def alike(cluster: Cluster, devices: Sequence[str]) -> dict[str, str]:
+    """Return the first GPU of its kind by each further one of that kind."""
+    kinds = {f"cuda:{gpu['index']}": (gpu["name"], gpu["memory_total"]) for gpu in cluster.gpus}
+    first: dict[Any, str] = {}
+    found = {}
+    for device in devices:
+        if device in kinds and first.setdefault(kinds[device], device) != device:
+            found[device] = first[kinds[device]]
+    return found
 
 
-def _planned(experiments: Sequence[Experiment], devices: tuple[str, ...]) -> float:
-    """Return the seconds that these would take in a quick measurement."""
-    return sum(each.seconds(True, len(devices) - 1) for each in experiments if not each.lacks(devices))
+def _start(todo: Sequence[Experiment], benches: dict[str, Bench], say: Callable[[str], None]) -> None:
+    """Start what the experiments work with, all of it at once, before the first one measures."""
+    begun = time.perf_counter()
+    waits = [experiment.start(benches[experiment.name]) for experiment in todo]
+    for gpu in {
+        gpu for experiment in todo for gpu in benches[experiment.name].gpus if experiment.quick_s.gpu
+    }:
+        reference(gpu)(1)  # loads its libraries
+    for wait in waits:
+        # A back end that does not work here is said by the experiment that needs it.
+        with suppress(RankError):
+            wait()
+    took = time.perf_counter() - begun
+    if took > _WORTH_SAYING_S:
+        say(f"started: what the experiments work with, in {seconds_text(took)}")
 
 
-def _one(
-    experiment: Experiment,
-    bench: Bench,
-    known: dict[str, Any],
-    quick: bool,
-    refresh: bool,
-    say: Callable[[str], None],
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return entry and figures of one experiment: remembered, measured or left."""
-    entry: dict[str, Any] = {
-        "name": experiment.name, "how": "left", "why": experiment.lacks(bench.devices), "quick": quick, "made": "",
-        "age_s": 0.0, "seconds": 0.0, "tries": 0, "drift": 0.0, "noisy": "", "left": {}, "notes": [],
+def _entry(experiment: Experiment, quick: bool) -> dict[str, Any]:
+    return {
+        "name": experiment.name, "how": "left", "why": "", "quick": quick, "made": "", "age_s": 0.0,
+        "seconds": 0.0, "tries": 0, "drift": 0.0, "noisy": "", "left": {}, "notes": [],
     }  # fmt: skip
-    if entry["why"]:
-        return entry, []
-    held = None if refresh else recall(known, experiment, quick)
-    if held is not None:
-        return {**entry, **held["entry"], "how": "remembered", "age_s": _age(held["entry"]["made"])}, held[
-            "figures"
-        ]
-    say(f"{experiment.name}: {experiment.summary}, about {seconds_text(bench.policy.seconds)}")
+
+
+def _known(
+    experiment: Experiment, devices: Sequence[str], quick: bool, held: dict[str, Any] | None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return entry and figures of an experiment that is remembered, or cannot be done here."""
+    entry = _entry(experiment, quick)
+    lacks = experiment.lacks(devices)
+    if lacks or held is None:
+        return entry | {"why": lacks}, []
+    return {**entry, **held["entry"], "how": "remembered", "age_s": _age(held["entry"]["made"])}, held[
+        "figures"
+    ]
+
+
+def _measured(
+    experiment: Experiment, bench: Bench, quick: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return entry and figures of an experiment, measured now; no figures where a rank fails."""
+    entry = _entry(experiment, quick)
     begun = time.perf_counter()
     try:
         figures = [figure.to_dict() for figure in experiment.run(bench)]
     except RankError as error:
         # A back end that does not work here is no reason to know nothing of the rest.
-        return {**entry, "why": error.headline}, []
+        return entry | {"why": error.headline}, []
     for tidy in (gc.collect, torch.cuda.empty_cache):
         tidy()
-    entry |= {
+    readings = bench.readings
+    return entry | {
         "how": "measured",
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": time.perf_counter() - begun,
-        "tries": max((reading.tries for reading in bench.readings), default=0),
-        "drift": max((reading.drift for reading in bench.readings), default=0.0),
-        "noisy": "; ".join(dict.fromkeys(reading.noisy for reading in bench.readings if reading.noisy)),
-        "left": {name: why for reading in bench.readings for name, why in reading.left.items()},
+        "tries": max((reading.tries for reading in readings), default=0),
+        "drift": max((reading.drift for reading in readings), default=0.0),
+        "noisy": "; ".join(dict.fromkeys(reading.noisy for reading in readings if reading.noisy)),
+        "left": {name: why for reading in readings for name, why in reading.left.items()},
         "notes": list(bench.notes),
-    }
-    keep(known, experiment, quick, entry, figures)
-    return entry, figures
+    }, figures
 
 
 def _age(made: str) -> float:

@@ -57,8 +57,8 @@ def profile(
     ``devices``: the set to prepare for: one of them computes, over the shares that 1 to all of them would have;
     ``auto``: all GPUs, else as many CPU ranks as there are processors.
     ``step_kind``: one or several; ``auto``: eager on a CPU, all on a GPU. ``seconds``: about how long it may take;
-    large models take longer. ``out``: a folder for workload.json. ``say`` is told what goes on. The rest as for
-    ``kway.train``. Raises ``UsageError`` before anything is measured.
+    large models and compilers take longer. ``out``: a folder for workload.json. ``say`` is told what
+    goes on. The rest as for ``kway.train``. Raises ``UsageError`` before anything is measured.
     """
     begun = time.perf_counter()
     check_job(job)

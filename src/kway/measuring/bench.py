@@ -3,19 +3,32 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from kway.measuring.budget import Budget, Purse
 from kway.measuring.figure import Figure, Maker
 from kway.measuring.limits import Limits
+from kway.measuring.reference import connected, reference
 from kway.measuring.timer import Candidate, Clock, Policy, Reading, Timer, Work
-from kway.measuring.work import computed
+from kway.measuring.work import Call
 
 Sizes = Mapping[str, Any]
-# Calls ``task(context, *arguments)`` on one rank for each of a device set, in processes of their own, and returns the
-# results by rank: ``on_ranks(["cpu", "cpu"], task, 1024)``. ``context.world`` says where a rank is.
-OnRanks = Callable[..., list[Any]]
+
+
+class OnRanks(Protocol):
+    """Calls tasks on one rank for each device of a set, in processes of their own that stay for the next task.
+
+    ``on_ranks(["cpu", "cpu"], task, 1024)`` calls ``task(context, 1024)`` on each and returns the results by rank;
+    ``context.world`` says where a rank is. ``start`` calls a task where there are no such ranks yet.
+    """
+
+    def __call__(self, device_set: Sequence[str], task: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """See the class."""
+
+    def start(self, device_set: Sequence[str], task: Callable[..., Any]) -> None:
+        """See the class."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +59,10 @@ class Bench:
     """What an experiment is given.
 
     ``devices``: torch device strings to measure, each once, ``"cpu"`` first; ``cpu_ranks``: how many CPU ranks it may
-    use; ``sizes``: those of the experiment; ``policy``: with the seconds of the whole experiment, of which each set of
-    candidates gets a part; ``limits`` of the hardware; ``on_ranks`` starts ranks, where that is possible.
-    ``readings`` and ``notes`` fill up meanwhile, for the record.
+    use; ``sizes``: those of the experiment; ``policy``: how candidates are timed, with seconds for what the CPU does
+    and as many for what GPUs do, until ``spend`` says otherwise; ``limits`` of the hardware; ``alike``: by GPU that is
+    not measured in full, the one of its kind that is; ``on_ranks`` starts ranks, where that is possible. ``readings``
+    and ``notes`` fill up meanwhile, for the record.
     """
 
     experiment: str
@@ -56,32 +70,63 @@ class Bench:
     sizes: Sizes
     policy: Policy
     limits: Limits = field(default_factory=Limits)
+    alike: Mapping[str, str] = field(default_factory=dict)
     cpu_ranks: int = 1
     on_ranks: OnRanks | None = None
     clock: Clock = time.perf_counter
     readings: list[Reading] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.spend(Budget(self.policy.seconds, self.policy.seconds))
+
+    def spend(self, budget: Budget) -> None:
+        """Let the experiment take as long, from now on."""
+        self._purses = {"cpu": Purse(budget.cpu), "cuda": Purse(budget.gpu)}
+
     @property
     def gpus(self) -> tuple[str, ...]:
         """The GPUs to measure."""
         return tuple(device for device in self.devices if device != "cpu")
 
-    def part_of(self, device: str) -> float:
-        """Return a device's part of the budget where all are measured: the CPU gets half, where it is not alone."""
-        return (0.5 if device == "cpu" else 0.5 / len(self.gpus)) if self.gpus else 1.0
+    def share(self, device: str, part: float) -> float:
+        """Return the seconds of a set on ``device`` that was planned with ``part`` of those of its kind of device."""
+        return self._purse(device).share(part)
 
-    def part(self, part: float) -> Policy:
-        """Return the policy with ``part`` of the budget."""
-        return replace(self.policy, seconds=self.policy.seconds * part)
+    def _purse(self, device: str) -> Purse:
+        return self._purses[torch.device(device).type]
 
     def time(self, candidates: Sequence[Candidate], device: str, part: float) -> Reading:
-        """Time a set of candidates, beside a reference workload on ``device``, within ``part`` of the budget."""
+        """Time a set of candidates, beside a reference workload on ``device``, within ``part`` of its budget."""
         work = reference(device)
         work(1)  # a GPU loads its libraries now, which is no part of the budget
-        reading = Timer(self.part(part), self.clock).time(candidates, work)
+        policy = replace(self.policy, seconds=self.share(device, part))
+        reading = Timer(policy, self.clock).time(candidates, work)
+        self._purse(device).pay(part, reading.seconds)
         self.readings.append(reading)
         return reading
+
+    def on(self, devices: Sequence[str], part: float, task: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``task(context, *arguments, policy, asked_at)`` on one rank for each device, within ``part`` of the
+        budget; return the result of rank 0. See ``in_step.Remaining`` for ``asked_at``.
+        """
+        assert self.on_ranks is not None
+        policy = replace(self.policy, seconds=self.share(devices[0], part))
+        begun = self.clock()
+        found = self.on_ranks(list(devices), task, *arguments, policy, time.time())[0]
+        self._purse(devices[0]).pay(part, self.clock() - begun)
+        return found
+
+    def started(self, *device_sets: Sequence[str]) -> Call:
+        """Return what starts a rank for each device of the sets, where they are not there yet, and waits for them."""
+        ranks = self.on_ranks
+
+        def wait() -> None:
+            for devices in device_sets:
+                if ranks is not None:
+                    ranks.start(list(devices), connected)
+
+        return wait
 
     def measure(self, rows: Sequence[Row], device: str, part: float) -> list[Figure]:
         """Time rows as one set and return their figures, without those that were left out."""
@@ -104,17 +149,3 @@ class Bench:
     def maker(self, *readings: Reading) -> Maker:
         """Return what makes the figures of readings."""
         return Maker(self.experiment, max((reading.drift for reading in readings), default=0.0))
-
-
-def reference(device: str) -> Work:
-    """Return a workload that tells a change of the machine from one of a candidate: a product of small matrices."""
-    size = 256 if torch.device(device).type == "cpu" else 2048
-    a, b = (normal(device, torch.float32, size, size) for _ in range(2))
-    out = torch.empty_like(a)
-    return computed(lambda: torch.mm(a, b, out=out), device)
-
-
-def normal(device: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Return normally distributed numbers, always the same: how much power products take depends on the numbers."""
-    generator = torch.Generator(device).manual_seed(0)
-    return torch.randn(*shape, device=device, dtype=torch.float32, generator=generator).to(dtype)

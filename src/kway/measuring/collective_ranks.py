@@ -1,7 +1,7 @@
 """What a rank does to time collectives: over all ranks and over fewer of them, through each back end."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,16 @@ class Part:
     ranks: int
 
 
-def parts(backend: str, size: int) -> list[Part]:
-    """List the sets to time on ``size`` ranks with that back end: all ranks first, then 2, 3, ... of them.
+def parts(backends: Collection[str], size: int, every: bool = True) -> list[Part]:
+    """List the sets to time on ``size`` ranks: all ranks through each back end first, then 2, 3, ... of them.
 
-    On GPUs Gloo comes after NCCL.
+    Not ``every`` number: 2, 4, 8, ... of them through the first back end.
     """
-    through = ["nccl", "gloo"] if backend == "nccl" else [backend]
-    return [Part(each, ranks) for ranks in (size, *range(2, size)) for each in through]
+    fewer = range(2, size) if every else (1 << k for k in range(1, size.bit_length()) if 1 << k < size)
+    through = [*backends] if every else [*backends][:1]
+    return [Part(each, size) for each in backends] + [
+        Part(each, ranks) for ranks in fewer for each in through
+    ]
 
 
 def title(collective: str, size: int) -> str:
@@ -44,14 +47,18 @@ def title(collective: str, size: int) -> str:
     return f"{collective} of {size} bytes"
 
 
-def task(context: Any, sizes: Sequence[int], policy: Policy, asked_at: float) -> list[tuple[Part, Reading]]:
-    """Time all parts on this rank, smaller sizes first; return the reading of each part that it is in."""
+def task(
+    context: Any, todo: Sequence[Part], sizes: Mapping[str, Sequence[int]], policy: Policy, asked_at: float
+) -> list[tuple[Part, Reading]]:
+    """Time the parts ``todo`` on this rank, with ``sizes`` by back end, smaller ones first.
+
+    Returns the reading of each part that this rank is in.
+    """
     world = context.world
-    todo = parts(world.backend, world.size)
     groups = _groups(world, todo)
     everyone = control(world, world.size)
     assert everyone is not None
-    fits = [size for size in sizes if size <= min(everyone.objects(_room(world)))] or list(sizes[:1])
+    room = min(everyone.objects(_room(world)))
     remaining = Remaining(InStep(everyone), policy, asked_at)
     found = []
     for place, part in enumerate(todo):
@@ -60,6 +67,7 @@ def task(context: Any, sizes: Sequence[int], policy: Policy, asked_at: float) ->
         weights = [len(todo) if each.ranks == world.size else 1 for each in todo[place:]]
         # Ranks that are in no smaller group wait here: they would disturb it.
         allowed = remaining.part(weights[0], sum(weights))
+        fits = [size for size in sizes[part.backend] if size <= room] or list(sizes[part.backend][:1])
         if measured is not None and controlled is not None:
             found.append(
                 (part, _timed(InStep(controlled), measured, world.device, part.backend, fits, allowed))
@@ -116,7 +124,8 @@ def _timed(
             for size in sizes
             for collective in COLLECTIVES
         ],
-        device,
+        # What Gloo does, the CPU does.
+        "cpu" if backend == "gloo" else device,
         policy,
     )
 

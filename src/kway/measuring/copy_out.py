@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
-from kway.measuring.bench import Bench, Row, normal
+from kway.measuring.bench import Bench, Row
 from kway.measuring.figure import Figure
 from kway.measuring.hidden import find, hidden_figure
+from kway.measuring.reference import normal
 from kway.measuring.timer import Work
-from kway.measuring.work import lazily, waited, waiter
+from kway.measuring.work import launched, lazily, waited, waiter
+from kway.units import seconds_text
 
 RESULTS = 16
 NAME = f"{RESULTS} products, each copied out"
@@ -16,6 +18,9 @@ HIDDEN = "copied out: hidden, of the shorter"
 COMPUTE, PAGEABLE_COPY, PINNED_COPY = "products alone", "pageable copies alone", "pinned copies alone"
 IN_TURN, NON_BLOCKING = "one after the other", "non_blocking"
 PINNED, SIDE = "non_blocking, pinned", "pinned, on a side stream"
+LAUNCHED = "on a side stream, launch only"
+# From such a part of the time on, launching is what a way takes.
+_MOSTLY = 0.8
 # Each way with the copies alone that it makes.
 WAYS = {IN_TURN: PAGEABLE_COPY, NON_BLOCKING: PAGEABLE_COPY, PINNED: PINNED_COPY, SIDE: PINNED_COPY}
 
@@ -26,7 +31,7 @@ def work(device: str, way: str, size: int) -> Work:
     def make() -> Work:
         a, b = (normal(device, torch.float32, size, size) for _ in range(2))
         results = [torch.empty_like(a) for _ in range(2)]
-        pinned = way in (PINNED, SIDE, PINNED_COPY)
+        pinned = way in (PINNED, SIDE, LAUNCHED, PINNED_COPY)
         # Written once: the first touch of pageable memory is no part of a copy.
         hosts = [torch.zeros(size, size, pin_memory=pinned) for _ in range(2)]
         later = way not in (IN_TURN, PAGEABLE_COPY)
@@ -39,6 +44,8 @@ def work(device: str, way: str, size: int) -> Work:
                 if copies:
                     hosts[number % 2].copy_(results[number % 2], non_blocking=later)
 
+        if way == LAUNCHED:
+            return launched(Beside(a, b, results, hosts), waiter(device), queue=1)
         side = Beside(a, b, results, hosts) if way == SIDE else None
         return waited(side or in_line, waiter(device))
 
@@ -80,14 +87,29 @@ def run(bench: Bench, part: float) -> list[Figure]:
         bench.notes.append(f"{NAME}: no GPU here, so nothing is copied out")
         return []
     gpu = bench.gpus[0]
-    ways = (COMPUTE, PAGEABLE_COPY, PINNED_COPY, *WAYS)
+    ways = (COMPUTE, PAGEABLE_COPY, PINNED_COPY, *WAYS, LAUNCHED)
     rows = [
         Row(NAME, {"way": way, "n": size}, work(gpu, way, size), family=way, work=float(size) ** 2)
         for size in bench.sizes["n_copied"]
         for way in ways
     ]
     figures = bench.measure(rows, gpu, part)
+    bench.notes += launch_bound(figures)
     return figures + compared(bench, figures)
+
+
+def launch_bound(figures: Sequence[Figure]) -> list[str]:
+    """Say at which sizes the side stream's time is that of launching from Python: nothing can be hidden behind it."""
+    said = []
+    for size in dict.fromkeys(figure.parameters["n"] for figure in figures):
+        whole, launch = (find(figures, NAME, n=size, way=way) for way in (SIDE, LAUNCHED))
+        if whole and launch and launch.value >= _MOSTLY * whole.value:
+            said.append(
+                f"{NAME}: at n = {size} launching takes {seconds_text(launch.value)} of the "
+                f"{seconds_text(whole.value)} of the way {SIDE}: events and changes of "
+                "stream cost more there than what they could hide"
+            )
+    return said
 
 
 def compared(bench: Bench, figures: Sequence[Figure]) -> list[Figure]:

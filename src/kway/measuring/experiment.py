@@ -11,9 +11,16 @@ from typing import Any
 
 from kway.errors import UsageError
 from kway.measuring.bench import Bench, Sizes
+from kway.measuring.budget import Budget, Seconds
 from kway.measuring.figure import Figure
 from kway.measuring.names import FOLDER, names
+from kway.measuring.work import Call
 from kway.registry import unknown
+
+
+def nothing(bench: Bench) -> Call:
+    """Start nothing, and wait for nothing."""
+    return lambda: None
 
 
 @dataclass(frozen=True)
@@ -21,8 +28,9 @@ class Experiment:
     """``needs``: types of torch devices without which there is nothing to measure; ``order``: among experiments.
 
     ``quick`` and ``full``: sizes by name, for ``run``, which returns the figures; ``quick_s`` and ``full_s``: seconds
-    that it may take, and ``by_gpu`` of them more for each GPU beyond the first. ``version`` is raised where figures
-    mean something else than before.
+    that it is expected to take. ``start``: starts what takes its time to be there, and returns what waits until it is;
+    all are called before the first experiment measures. ``version`` is raised where figures mean something else than
+    before.
     """
 
     name: str
@@ -30,9 +38,9 @@ class Experiment:
     run: Callable[[Bench], list[Figure]]
     quick: Sizes
     full: Sizes
-    quick_s: float = 5.0
-    full_s: float = 60.0
-    by_gpu: float = 0.0
+    quick_s: Seconds
+    full_s: Seconds
+    start: Callable[[Bench], Call] = nothing
     needs: tuple[str, ...] = ("cpu",)
     order: int = 100
     version: int = 1
@@ -41,9 +49,9 @@ class Experiment:
         """Return the sizes to measure."""
         return self.quick if quick else self.full
 
-    def seconds(self, quick: bool, gpus: int) -> float:
-        """Return the budget."""
-        return (self.quick_s if quick else self.full_s) * (1 + self.by_gpu * max(0, gpus - 1))
+    def budget(self, quick: bool, gpus: int) -> Budget:
+        """Return the seconds that it is expected to take."""
+        return (self.quick_s if quick else self.full_s).of(gpus)
 
     def lacks(self, devices: Sequence[str]) -> str:
         """Say what it needs and these devices are not; ``""`` where it can be done."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fit:
-    """Seconds = ``latency_s`` + size * ``per_unit_s``, each with its standard error."""
+    """``latency_s`` and ``per_unit_s`` of size, each with its standard error: seconds are their sum (``line``), or the
+    longer of the two (``hinge``).
+    """
 
     latency_s: float
     latency_error_s: float
@@ -48,6 +50,31 @@ def line(sizes: Sequence[float], seconds: Sequence[float]) -> Fit | None:
     return Fit(
         start, math.sqrt(variance * (1 / total + mean_x**2 / across)), slope, math.sqrt(variance / across)
     )
+
+
+def hinge(sizes: Sequence[float], seconds: Sequence[float]) -> Fit | None:
+    """Fit seconds = max(latency, size * time by unit), by least squares of the relative residuals as in ``line``.
+
+    That is what one of many costs that are queued: while it goes on the next one is launched, and the longer of both
+    counts. Each split of the ascending ``sizes`` into those where the latency counts and those where size does is a
+    linear problem; the best one is taken. ``None`` below three points.
+    """
+    if len(sizes) < 3 or len(set(sizes)) < 2:
+        return None
+    best: tuple[float, float, float, int] | None = None
+    for split in range(1, len(sizes)):
+        start = sum(1 / t for t in seconds[:split]) / sum(1 / t**2 for t in seconds[:split])
+        rest = list(zip(sizes[split:], seconds[split:], strict=True))
+        slope = sum(x / t for x, t in rest) / sum((x / t) ** 2 for x, t in rest)
+        residual = sum((max(start, slope * x) / t - 1) ** 2 for x, t in zip(sizes, seconds, strict=True))
+        if best is None or residual < best[0]:
+            best = residual, start, slope, split
+    assert best is not None
+    residual, start, slope, split = best
+    variance = residual / (len(sizes) - 2)
+    flat = sum(1 / t**2 for t in seconds[:split])
+    rising = sum((x / t) ** 2 for x, t in zip(sizes[split:], seconds[split:], strict=True))
+    return Fit(start, math.sqrt(variance / flat), slope, math.sqrt(variance / rising))
 
 
 def crossing(sizes: Sequence[float], one: Sequence[float], other: Sequence[float]) -> float | None:

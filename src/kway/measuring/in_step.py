@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from kway.comm.group import Group
 from kway.errors import line_of
-from kway.measuring.bench import reference
+from kway.measuring.reference import reference
 from kway.measuring.timer import Candidate, Clock, Policy, Reading, Timer, Work
 from kway.measuring.work import Call
 
@@ -62,7 +62,9 @@ class InStep:
         return run
 
     def time(self, candidates: Sequence[Candidate], device: str, policy: Policy) -> Reading:
-        """Time candidates made of ``work``, beside a reference workload on each rank's ``device``."""
+        """Time candidates made of ``work``, beside a reference workload that each rank does on ``device``, its own or
+        the CPU: where the candidates' time is spent.
+        """
         watched = self.work(lambda: reference(device))
         watched(1)  # a GPU loads its libraries now
         return Timer(policy, self.clock).time(candidates, watched)

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kway.measuring.bench import Row, normal
+from kway.measuring.bench import Row
 from kway.measuring.limits import Limits
+from kway.measuring.reference import normal
 from kway.measuring.timer import Work
 from kway.measuring.work import computed, each_waited, launched, lazily, waiter
 
@@ -51,8 +52,13 @@ def product(device: str, name: str, size: int) -> Work:
     return lazily(make)
 
 
-def products(device: str, sizes: Sequence[int], limits: Limits) -> list[Row]:
-    """Return products of n x n matrices, 2 n^3 operations each, in floating-point operations a second."""
+def products(
+    device: str, sizes: Sequence[int], limits: Limits, dtypes: Sequence[str] | None = None
+) -> list[Row]:
+    """Return products of n x n matrices, 2 n^3 operations each, in floating-point operations a second.
+
+    ``dtypes``: by name; all of the device where ``None``.
+    """
     return [
         Row(
             "matrix product",
@@ -64,7 +70,7 @@ def products(device: str, sizes: Sequence[int], limits: Limits) -> list[Row]:
             family=f"product {name}",
             work=float(size) ** 3,
         )
-        for name in dtypes_on(device)
+        for name in dtypes or dtypes_on(device)
         for size in sizes
     ]
 

@@ -8,7 +8,7 @@ reference workload is timed before, between and after the rounds; where it drift
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
@@ -28,12 +28,15 @@ MOST_REPEATS = 1 << 24
 _THIRDS = 3
 # A repeat longer than this part of a sample is one of work; what a shorter one costs may be its launch.
 _OF_WORK = 0.1
+# A repeat that is expected to take as many samples is one without being tried.
+_LONG = 10
 
 
 @dataclass(frozen=True)
 class Policy:
-    """``seconds``: the budget of a whole set; ``sample_s``: least length of a sample; ``rounds``: samples by candidate,
-    ``least_rounds`` where the budget has no more; ``tries``: how often the rounds are done where the reference drifts.
+    """``seconds``: the budget of a whole set, beside what first calls take more than others; ``sample_s``: least
+    length of a sample; ``rounds``: samples by candidate, ``least_rounds`` where the budget has no more;
+    ``tries``: how often the rounds are done where the reference drifts.
     """
 
     seconds: float = 10.0
@@ -41,15 +44,6 @@ class Policy:
     rounds: int = 9
     least_rounds: int = 3
     tries: int = 3
-
-
-def shrunk(policy: Policy, left: float, planned: float) -> Policy:
-    """Return the policy of a set where ``planned`` seconds, its own among them, have to fit into ``left`` ones.
-
-    Its budget shrinks with what all of them lack, to a quarter at most: less would measure nothing.
-    """
-    part = min(1.0, left / planned) if planned > 0 else 1.0
-    return replace(policy, seconds=max(part, 0.25) * policy.seconds)
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ class Reading:
     """What timing a set gave: ``timings`` by candidate, and ``left`` ones with the reason.
 
     ``drift`` of the reference in the try that counts, the calmest of ``tries``; ``noisy``: in which way the machine was
-    too noisy, or ``""``; ``seconds``: what it all took.
+    too noisy, or ``""``; ``seconds``: what it all took, without what first calls took more than others.
     """
 
     timings: dict[str, Timing]
@@ -144,17 +138,34 @@ def drift(reference: Sequence[float]) -> float:
     return (max(medians) - min(medians)) / median(medians)
 
 
-def calibrate(run: Work, sample_s: float) -> tuple[int, float]:
-    """Return how many repeats make a sample of at least ``sample_s``, and how long such a sample took.
+@dataclass(frozen=True)
+class Calibration:
+    """``repeats`` make a sample of ``took`` seconds, long enough; the first call took ``extra`` more than a repeat."""
 
-    The first call, which pays for memory, code and caches, does not count.
+    repeats: int
+    took: float
+    extra: float = 0.0
+
+
+def calibrate(run: Work, sample_s: float, clock: Clock = lambda: 0.0, expected: float = 0.0) -> Calibration:
+    """Return how many repeats make a sample of at least ``sample_s``, and how long such a sample takes.
+
+    The first call, which pays for memory, code and connections, does not count; unless one repeat is ``expected`` to be
+    far longer than a sample, and there is nothing to find out. What takes longer by ``clock`` than it says itself,
+    because its own clock stands still at times, has taken what ``clock`` says.
     """
-    run(1)
+    begun = clock()
+    first = run(1)
+    warm = clock() - begun
+    if expected > _LONG * sample_s:
+        return Calibration(1, first, max(0.0, warm - first))
     repeats = 1
     while True:
+        begun = clock()
         took = run(repeats)
         if took >= sample_s or repeats >= MOST_REPEATS:
-            return repeats, took
+            took = max(took, clock() - begun)
+            return Calibration(repeats, took, max(0.0, warm - took / repeats))
         # A quarter more than enough, so that it is enough the next time; a clock that saw nothing says little.
         wanted = math.ceil(repeats * 1.25 * sample_s / took) if took > 0 else repeats * 1000
         repeats = min(max(wanted, repeats + 1), repeats * 1000, MOST_REPEATS)
@@ -178,8 +189,9 @@ class Timer:
         if len({candidate.name for candidate in candidates}) != len(candidates):
             raise ValueError("two candidates of one name")
         begun = self._clock()
-        ends = begun + self._policy.seconds
-        repeats, cost, left = self._calibrated(candidates, reference, ends)
+        held = calibrate(reference, self._policy.sample_s)
+        found, left, ends = self._calibrated(candidates, held.took, begun + self._policy.seconds)
+        repeats = {name: each.repeats for name, each in found.items()}
         kept = [candidate for candidate in candidates if candidate.name in repeats]
         best: tuple[float, dict[str, list[float]]] | None = None
         tries = 0
@@ -188,60 +200,62 @@ class Timer:
             tries += 1
             # Half of what is left, so that another try has room; the last one may take the rest.
             part = 1 if tries == self._policy.tries else 2
-            raw, moved = self._rounds(kept, repeats, (reference, cost), before + (ends - before) / part)
+            raw, moved = self._rounds(
+                kept, repeats, (reference, held.repeats), before + (ends - before) / part
+            )
             if best is None or moved < best[0]:
                 best = moved, raw
             if moved <= DRIFT or self._clock() + (self._clock() - before) > ends:
                 break
         moved, raw = best or (0.0, {})
         timings = {name: Timing(name, repeats[name], tuple(values)) for name, values in raw.items()}
-        return Reading(timings, left, moved, max(tries, 1), self._clock() - begun)
+        waited = ends - begun - self._policy.seconds
+        return Reading(timings, left, moved, max(tries, 1), self._clock() - begun - waited)
 
     def _calibrated(
-        self, candidates: Sequence[Candidate], reference: Work, ends: float
-    ) -> tuple[dict[str, int], tuple[int, float], dict[str, str]]:
-        """Return the repeats by name, those of the reference with its time, and what is left out."""
-        held = calibrate(reference, self._policy.sample_s)
-        repeats: dict[str, int] = {}
+        self, candidates: Sequence[Candidate], round_s: float, ends: float
+    ) -> tuple[dict[str, Calibration], dict[str, str], float]:
+        """Return the calibrations by name, what is left out, and the end of the budget: what first calls take more than
+        others is added to it. ``round_s``: what a round takes without candidates.
+        """
+        found: dict[str, Calibration] = {}
         left: dict[str, str] = {}
         pace: dict[str, float] = {}
-        round_s = held[1]
-        least = self._policy.least_rounds
+        sample_s, least = self._policy.sample_s, self._policy.least_rounds
         for candidate in candidates:
             room = ends - self._clock() - least * round_s
+            once = pace.get(candidate.family, 0.0) * candidate.work
             # Beside its least rounds, a candidate is called twice to be calibrated.
-            expected = (least + 2) * pace.get(candidate.family, 0.0) * candidate.work
-            if room <= 0 or expected > room:
+            if room <= 0 or (least + 2) * once > room:
                 left[candidate.name] = f"no room in {self._policy.seconds:.3g} s"
                 continue
-            started = self._clock()
             try:
-                repeats[candidate.name], took = calibrate(candidate.run, self._policy.sample_s)
+                held = calibrate(candidate.run, sample_s, self._clock, once)
             except Exception as error:
                 # Too large for the device, or not implemented there: the others are still worth their figures.
                 left[candidate.name] = line_of(error)
                 continue
-            # Of two calls at least. Work whose clock stands still at times costs more than it says.
-            took = max(took, (self._clock() - started) / 2)
-            once = took / repeats[candidate.name]
-            if candidate.family and candidate.work and once > _OF_WORK * self._policy.sample_s:
-                pace[candidate.family] = once / candidate.work
-            if ends - self._clock() < least * (round_s + took):
-                del repeats[candidate.name]
+            ends += held.extra
+            once = held.took / held.repeats
+            if candidate.family and candidate.work:
+                # What is too short to tell says that smaller ones have told nothing either.
+                pace[candidate.family] = once / candidate.work if once > _OF_WORK * sample_s else 0.0
+            if ends - self._clock() < least * (round_s + held.took):
                 left[candidate.name] = f"no room in {self._policy.seconds:.3g} s"
                 continue
-            round_s += took
-        return repeats, held, left
+            found[candidate.name] = held
+            round_s += held.took
+        return found, left, ends
 
     def _rounds(
         self,
         kept: Sequence[Candidate],
         repeats: Mapping[str, int],
-        reference: tuple[Work, tuple[int, float]],
+        reference: tuple[Work, int],
         ends: float,
     ) -> tuple[dict[str, list[float]], float]:
         """Do one try; return seconds of one repeat by name and round, and the drift of the reference."""
-        work, (count, _) = reference
+        work, count = reference
         raw: dict[str, list[float]] = {candidate.name: [] for candidate in kept}
         held = [work(count)]
         for number in range(self._policy.rounds):

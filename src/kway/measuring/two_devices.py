@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from kway.measuring.bench import Bench, Row, normal
+from kway.measuring.bench import Bench, Row
 from kway.measuring.figure import Figure
 from kway.measuring.hidden import find, hidden_figure
 from kway.measuring.in_step import InStep, Remaining, control
+from kway.measuring.reference import normal
 from kway.measuring.timer import Candidate, Policy, Reading, Work
 from kway.measuring.work import Call, lazily, waited
 
@@ -17,6 +18,7 @@ WAYS = (FIRST, SECOND, IN_TURN, AT_ONCE)
 PRODUCTS = 50
 NAME = f"two devices, {PRODUCTS} products each"
 HIDDEN = "two devices: hidden, of the shorter"
+CPU_RANKS = ("cpu", "cpu")
 
 
 def multiplier(device: str, size: int, products: int) -> Call:
@@ -105,15 +107,14 @@ def rows(sizes: Sequence[int], gpus: Sequence[str] = ()) -> list[Row]:
     ]
 
 
-def run(bench: Bench, part: float, asked_at: float) -> list[Figure]:
+def run(bench: Bench, part: float) -> list[Figure]:
     """Measure two GPUs, or two CPU ranks where there are none."""
     gpus = bench.gpus[:2]
     if len(gpus) > 1:
         figures = bench.measure(rows(bench.sizes["n"], gpus), gpus[0], part)
     else:
-        assert bench.on_ranks is not None
         sizes = bench.sizes["n_cpu"]
-        reading = bench.on_ranks(["cpu"] * 2, task, sizes, bench.part(part), asked_at)[0]
+        reading = bench.on(CPU_RANKS, part, task, sizes)
         figures = bench.figures(rows(sizes), reading)
     return figures + _compared(bench, figures)
 

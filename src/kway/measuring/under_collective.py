@@ -45,8 +45,8 @@ def _maker(made: dict[int, Sides], row: Row) -> Callable[[], Work]:
 
 
 def _seconds(work: Work) -> float:
-    count, took = calibrate(work, _LOOK_S)
-    return took / count
+    found = calibrate(work, _LOOK_S)
+    return found.took / found.repeats
 
 
 def repeats(compute_s: float, communicate_s: float) -> int:
@@ -63,13 +63,16 @@ def rows(counts: Sequence[int], size: int) -> list[Row]:
     ]
 
 
-def run(bench: Bench, part: float, asked_at: float) -> list[Figure]:
+def ranks(bench: Bench) -> list[str]:
+    """Return the device of each rank."""
+    return list(bench.gpus) if len(bench.gpus) > 1 else ["cpu"] * bench.cpu_ranks
+
+
+def run(bench: Bench, part: float) -> list[Figure]:
     """Measure on all GPUs, or on CPU ranks where there are no two of them."""
-    on_gpus = len(bench.gpus) > 1
-    devices = list(bench.gpus) if on_gpus else ["cpu"] * bench.cpu_ranks
-    size, counts = bench.sizes["beside" if on_gpus else "beside_cpu"]
-    assert bench.on_ranks is not None
-    times, reading = bench.on_ranks(devices, task, size, counts, bench.part(part), asked_at)[0]
+    devices = ranks(bench)
+    size, counts = bench.sizes["beside_cpu" if devices[0] == "cpu" else "beside"]
+    times, reading = bench.on(devices, part, task, size, counts)
     figures = bench.figures(rows(counts, size), reading)
     said = ", ".join(f"{times[count]} of {count:,} bytes" for count in counts)
     bench.notes.append(

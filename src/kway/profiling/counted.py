@@ -58,7 +58,7 @@ class Counter:
             if part in ("forward", "backward"):
                 backends: Any = torch.backends
                 for backend in (backends.mkldnn, backends.cudnn) if self._unfused else ():
-                    open_.enter_context(backend.flags(enabled=False))
+                    open_.enter_context(_switched_off(backend))
                 open_.enter_context(_Flop(self._computes))
             if part == "forward":
                 open_.enter_context(torch.autograd.graph.saved_tensors_hooks(self._keeps, _as_it_is))
@@ -82,6 +82,16 @@ class Counter:
     def _moved(self, name: str, args: Any, result: Any) -> None:
         tensors = [leaf for leaf in pytree.tree_leaves((args, result)) if isinstance(leaf, Tensor)]
         self.counts.moved[name] = self.counts.moved.get(name, 0) + sum(tensor.nbytes for tensor in tensors)
+
+
+@contextmanager
+def _switched_off(backend: Any) -> Iterator[None]:
+    """Leave a back end of torch out while open, its other flags as they are."""
+    before, *_ = backend.set_flags(False)
+    try:
+        yield
+    finally:
+        backend.set_flags(before)
 
 
 def pieces(value: Any) -> Iterator[tuple[int, int]]:

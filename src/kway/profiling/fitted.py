@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def line_of(samples: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float]:
+def line_through(samples: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float]:
     """Return (fixed, per sample, largest relative residual) of the best line with neither part below 0.
 
     Best: least squares of relative residuals, the sum of ((a + b n - t) / t)^2, as a time is known to a part of itself.

@@ -10,7 +10,7 @@ from torch import nn
 
 from kway.profiling.bound import Rates, bound_of
 from kway.profiling.counted import Counter, Counts
-from kway.profiling.fitted import line_of
+from kway.profiling.fitted import line_through
 from kway.profiling.layers import LOSS, Layers, Timer
 from kway.profiling.sitting import Sitting
 from kway.profiling.sizes import bytes_of, sample_bytes
@@ -44,7 +44,7 @@ def counted(sitting: Sitting, samples: int) -> tuple[Counts, int]:
 
 def look_inside(sitting: Sitting, seconds: float) -> Inside:
     """Count a step of each share, and time the layers of some more. ``seconds``: about how long all may take."""
-    begun, shares = time.perf_counter(), sitting.seat.shares
+    begun, shares = time.perf_counter(), sitting.shares
     found = {samples: counted(sitting, samples) for samples in shares}
     timer = Timer(sitting.marks.now, sitting.marks.between)
     timer.layers = Layers(sitting.engine.model, timer.turn)
@@ -103,7 +103,7 @@ def rows(model: nn.Module, inside: Inside, rates: Rates) -> list[dict[str, Any]]
         lines, fixed_s, all_s = {}, 0.0, 0.0
         for part in PASSES:
             times = [median(row.get((part, name), 0.0) for row in inside.taken[each]) for each in sizes]
-            fixed, each, _ = line_of(sizes, times)
+            fixed, each, _ = line_through(sizes, times)
             lines[part] = {"fixed_s": fixed, "per_sample_s": each}
             fixed_s += fixed
             all_s += fixed + each * sizes[-1]

@@ -1,7 +1,8 @@
 """A model profiled on one device: sittings opened, timed, looked into, and put together as a workload."""
 
+import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,17 +12,17 @@ from torch import nn
 
 from kway.comm.rehearsed import Call
 from kway.devices import cpu
-from kway.errors import DataError, KwayError, UsageError, line_of
+from kway.errors import RefusedError, UsageError, line_of
 from kway.job import Job
 from kway.launch.status import Status
 from kway.profiling.bound import rates
 from kway.profiling.inside import Inside, counted, kept_line, look_inside, rows
 from kway.profiling.seats import Seat, seats
-from kway.profiling.sitting import Sitting
+from kway.profiling.sitting import Reading, Sitting
 from kway.profiling.sizes import gradients_of, parameters_of
-from kway.profiling.timing import fits, time_in_turns, timings
+from kway.profiling.timing import Spot, fits, time_in_turns, timings
 from kway.records import Plan
-from kway.step.kinds import DEFAULT_KIND
+from kway.step.kinds import DEFAULT_KIND, KINDS
 from kway.step.recompute import blocks_of
 from kway.training.on_a_copy import copied
 from kway.training.parts import training_parts
@@ -58,6 +59,16 @@ class Wanted:
     threads: Callable[[int], int]
 
 
+@dataclass
+class Seen:
+    """What sittings have shown so far: a ``table`` of timings, the most bytes by samples, collectives, and more."""
+
+    table: list[dict[str, Any]] = field(default_factory=list)
+    peaks: dict[int, int] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    inside: Inside | None = None
+
+
 class Profiler:
     """Profiles one job. ``plan``: level, shards and settings of its steps; ``say`` is told what goes on."""
 
@@ -69,9 +80,9 @@ class Profiler:
         parts = training_parts(replace(job, validation=None))[0]
         samples = parts.order.samples
         batch = parts.order.batch_size if samples is None else min(parts.order.batch_size, samples)
-        self._job = replace(job, batch_size=batch)
         self.found = Profiled(batch, samples)
         if batch < parts.order.batch_size:
+            self._job = replace(job, batch_size=batch)
             self.found.notices.append(
                 f"the data has {samples} samples, fewer than a batch of {parts.order.batch_size}"
             )
@@ -99,53 +110,80 @@ class Profiler:
 
     def _eager(self) -> list[dict[str, Any]]:
         """Time eager steps, and look into those of one device alone."""
-        seconds, peaks = self._wanted.seconds, dict[int, int]()
-        inside: Inside | None = None
-        table: list[dict[str, Any]] = []
-        calls: list[Call] = []
+        seen = Seen()
         for group in self._together():
             names = ", ".join(str(seat.devices) for seat in group)
             self._say(f"eager steps, as one device of {names} takes them")
-            with ExitStack() as opened:
-                sittings = [self._open(seat, DEFAULT_KIND, opened) for seat in group]
-                part = TIMED * seconds * len(group) / len(self._seats)
-                table += timings(DEFAULT_KIND, time_in_turns(sittings, part, parts=True))
-                peaks |= self._peaks(sittings)
-                for sitting in sittings:
-                    if sitting.seat.devices == 1:
-                        self._say("what goes on inside of a step, by layer")
-                        torch.set_num_threads(sitting.seat.threads)
-                        inside = look_inside(sitting, INSIDE * seconds)
-                        self._describe(sitting, inside)
-                    elif not calls:
-                        calls = sitting.rehearse(sitting.seat.shares[0])
-        assert inside is not None
-        self._remember(inside, peaks, calls)
-        return table
+            self._sit(group, seen)
+        if seen.inside is None:
+            raise UsageError(
+                f"no share that fits {self._wanted.device}: {self.found.notices[-1]}",
+                "a step is timed on one device",
+                "use a smaller batch, or name more devices: their shares are smaller",
+            )
+        self._remember(seen.inside, seen.peaks, seen.calls)
+        return seen.table
+
+    def _sit(self, group: Sequence[Seat], seen: Seen) -> None:
+        """Open some seats at once, time their eager steps, and note what else they show."""
+        with self._opened() as (opened, before):
+            sittings = [self._open(seat, DEFAULT_KIND, opened) for seat in group]
+            part = TIMED * self._wanted.seconds * len(group) / len(self._seats)
+            seen.table += timings(DEFAULT_KIND, self._timed(sittings, part, parts=True))
+            seen.peaks |= self._peaks(sittings, before)
+            for sitting in sittings:
+                if sitting.shares and seen.inside is None:
+                    # The first is one device alone, but where its batch is too large for it.
+                    self._say("what goes on inside of a step, by layer")
+                    torch.set_num_threads(sitting.seat.threads)
+                    seen.inside = look_inside(sitting, INSIDE * self._wanted.seconds)
+                    self._describe(sitting, seen.inside)
+                if sitting.shares and sitting.seat.devices > 1 and not seen.calls:
+                    seen.calls = sitting.rehearse(sitting.shares[0])
 
     def _other(self, kind: str, seconds: float) -> list[dict[str, Any]]:
-        """Time steps of another kind; where that fails, say why."""
+        """Time steps of another kind; where that fails, say why: eager ones did not."""
         self._say(f"{kind} steps")
-        table: list[dict[str, Any]] = []
-        peaks: dict[int, int] = {}
+        seen = Seen()
         try:
             for seat in self._seats:
-                with ExitStack() as opened:
-                    sitting = self._open(seat, kind, opened)
-                    found = time_in_turns([sitting], seconds / len(self._seats), parts=False)
-                    if sitting.engine.ran != kind:
-                        notices = "; ".join(sitting.engine.notices)
-                        self.found.left[kind] = f"its steps ran {sitting.engine.ran}: {notices}"
-                        return []
-                    table += timings(kind, found)
-                    peaks |= self._peaks([sitting])
-        except DataError:
-            raise
-        except KwayError as error:
+                self._sit_for(kind, seat, seconds / len(self._seats), seen)
+        except Exception as error:
             self.found.left[kind] = line_of(error)
             return []
-        self._add_peaks(kind, peaks)
-        return table
+        if not seen.table:
+            self.found.left[kind] = "no share fits"
+        self._add_peaks(kind, seen.peaks)
+        return seen.table
+
+    def _sit_for(self, kind: str, seat: Seat, seconds: float, seen: Seen) -> None:
+        """Time the steps of one seat. Raises ``RefusedError`` where they run otherwise than as ``kind``."""
+        with self._opened() as (opened, before):
+            sitting = self._open(seat, kind, opened)
+            found = self._timed([sitting], seconds, parts=False, recorded=KINDS[kind].records)
+            if sitting.engine.ran != kind:
+                notices = "; ".join(sitting.engine.notices)
+                raise RefusedError(f"its steps ran {sitting.engine.ran}", notices)
+            seen.table += timings(kind, found)
+            seen.peaks |= self._peaks([sitting], before)
+
+    def _timed(
+        self, sittings: Sequence[Sitting], seconds: float, parts: bool, recorded: bool = False
+    ) -> list[tuple[Spot, Reading]]:
+        found, left = time_in_turns(sittings, seconds, parts, recorded)
+        self.found.notices += left
+        return found
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[ExitStack, int]]:
+        """Yield what sittings are opened on, and the bytes that are taken on a GPU before."""
+        on_gpu = self._device.type == "cuda"
+        # Of sittings before nothing is to be left: engines and their hooks refer to each other.
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
+        with ExitStack() as opened:
+            yield opened, torch.cuda.memory_allocated(self._device) if on_gpu else 0
 
     def _open(self, seat: Seat, kind: str, opened: ExitStack, **settings: Any) -> Sitting:
         plan = replace(self._plan, step_kind=kind, settings={**self._plan.settings, **settings})
@@ -165,18 +203,11 @@ class Profiler:
         else:
             yield list(self._seats)
 
-    def _peaks(self, sittings: Sequence[Sitting]) -> dict[int, int]:
-        """Return the most bytes that a step of each share took on a GPU, by samples."""
+    def _peaks(self, sittings: Sequence[Sitting], before: int) -> dict[int, int]:
+        """Return the most bytes that a step of each share takes on a GPU, by samples, beyond those there ``before``."""
         if self._device.type != "cuda":
             return {}
-        found = {}
-        for sitting in sittings:
-            for samples in sitting.seat.shares:
-                torch.cuda.reset_peak_memory_stats(self._device)
-                sitting.take(samples)
-                sitting.marks.wait()
-                found[samples] = torch.cuda.max_memory_allocated(self._device)
-        return found
+        return {samples: sitting.peak(samples) - before for sitting in sittings for samples in sitting.shares}
 
     def _describe(self, sitting: Sitting, inside: Inside) -> None:
         """Note what one device alone shows: sizes and layers."""
@@ -204,7 +235,7 @@ class Profiler:
             "activation_bytes_per_sample": each,
             "activation_fixed_bytes": fixed,
             "workspace_bytes": 0,
-            "checkpointed_activation_bytes_per_sample": self._checkpointed(),
+            "checkpointed_activation_bytes_per_sample": self._checkpointed(inside.counts),
             "peak": [],
         }
         self.found.fields |= {
@@ -227,14 +258,15 @@ class Profiler:
             for samples, bytes_ in sorted(peaks.items())
         ]
 
-    def _checkpointed(self) -> float | None:
+    def _checkpointed(self, shares: Iterable[int]) -> float | None:
         """Return the bytes of a sample that stay for backward where the blocks are computed again."""
         if not blocks_of(self._model) or self._plan.settings.get("recompute"):
             return None
         seat = self._seats[0]
-        with ExitStack() as opened:
+        # The smallest that can be computed: what is counted is a line.
+        sizes = sorted(shares)[:2]
+        with self._opened() as (opened, _):
             sitting = self._open(seat, DEFAULT_KIND, opened, recompute=True)
-            sizes = sorted(seat.shares)[:2]
             found = [counted(sitting, samples) for samples in sizes]
         counts = dict(zip(sizes, (counts for counts, _ in found), strict=True))
         return kept_line(counts, max(bytes_ for _, bytes_ in found))[1]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kway.comm.rehearsed import Calls, RehearsedGroup
-from kway.data.loader import Share
+from kway.data.loader import Loader, Share
 from kway.data.order import KeyedOrder
 from kway.data.parts import Parts
 from kway.data.streams import StreamOrder
@@ -44,7 +44,8 @@ class Reading:
 class Sitting:
     """A rank of ``seat.devices`` data-parallel ranks on ``device``, alone: what it would hear is its own.
 
-    ``step`` numbers the steps that were taken. Raises what the engine raises.
+    ``step`` numbers the steps that were taken, ``shares`` are those of ``seat`` that it takes. Raises what
+    the engine raises.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Sitting:
         status: Status,
     ) -> None:
         layout = {} if seat.devices == 1 else fit("data", seat.devices)
-        self.seat, self.step, self.calls = seat, 0, Calls()
+        self.seat, self.step, self.calls, self.shares = seat, 0, Calls(), seat.shares
         self.marks = Marks(torch.device(device))
         groups = partial(RehearsedGroup, self.calls)
         world = World(0, seat.devices, device=device, threads=seat.threads, groups=groups)
@@ -69,6 +70,7 @@ class Sitting:
         self.phases = Phases(self.engine, self.calls)
         self._timer = PhaseTimer(self.marks)
         self._shares: dict[int, Iterator[Share]] = {}
+        self._loaders: dict[int, Loader] = {}
 
     def share(self, samples: int) -> Share:
         """Return the next share of ``samples`` of a real batch, read as ranks read it."""
@@ -107,6 +109,24 @@ class Sitting:
         for part, seconds in found.items():
             reading.parts.setdefault(part, []).append(seconds / steps)
 
+    def leave(self, samples: int) -> None:
+        """Forget a share: it is not taken again."""
+        self.shares = tuple(each for each in self.shares if each != samples)
+        self._shares.pop(samples, None)
+
+    def peak(self, samples: int) -> int:
+        """Return the most bytes that a step over ``samples`` has on this GPU, all that was there before among them."""
+        for other in [each for each in self._loaders if each != samples]:
+            # Each may hold the data on the GPU, and a run has one.
+            self._shares.pop(other)
+            self._loaders.pop(other).close()
+        self.take(samples)
+        self.marks.wait()
+        torch.cuda.reset_peak_memory_stats(self.engine.device)
+        self.take(samples)
+        self.marks.wait()
+        return torch.cuda.max_memory_allocated(self.engine.device)
+
     def warm(self, samples: int, steps: int) -> float:
         """Take steps until what happens once has happened; return the seconds of the last one."""
         torch.set_num_threads(self.seat.threads)
@@ -129,7 +149,7 @@ class Sitting:
         own = samples == self.seat.shares[0]
         whole = self.batch_size if own else samples * self.seat.devices
         parts = ordered(self.parts, whole, self._job)
-        loader = self.engine.loader(parts)
+        loader = self._loaders[samples] = self.engine.loader(parts)
         self._opened.callback(loader.close)
         return _whole(loader.epoch, parts.order.batch_size)
 

@@ -5,12 +5,15 @@ from collections.abc import Callable, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from kway.profiling.fitted import line_of
+from kway.errors import OutOfMemoryError, line_of
+from kway.profiling.fitted import line_through
 from kway.profiling.sitting import WINDOW, Reading, Sitting
 
 # Rounds in which each share has a window; steps before the first one, in which happens what happens once.
 ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 7, 3, 15
 WARM_UP, WARM_UP_MORE = 4, 2
+# Steps that are recorded are recorded after some, once for each shape.
+WARM_UP_RECORDED = 8
 
 Spot = tuple[Sitting, int]
 
@@ -19,33 +22,52 @@ def time_in_turns(
     sittings: Sequence[Sitting],
     seconds: float,
     parts: bool,
+    recorded: bool = False,
     clock: Callable[[], float] = time.perf_counter,
-) -> list[tuple[Spot, Reading]]:
-    """Return what each share of each sitting took. ``seconds``: about how long all may take; three rounds in any case.
+) -> tuple[list[tuple[Spot, Reading]], list[str]]:
+    """Return what each share of each sitting took, and lines on shares that the model cannot compute.
 
-    ``parts``: whether the parts of a step are told apart as well, in windows of their own.
+    ``seconds``: about how long all may take; three rounds in any case. ``parts``: whether the parts of a step are told
+    apart as well, in windows of their own; ``recorded``: whether steps are recorded. Raises what a step over a share of
+    the job's own batch raises, but for one that does not fit the device.
     """
     begun = clock()
-    spots = [(sitting, samples) for sitting in sittings for samples in sitting.seat.shares]
-    step_s = 0.0
-    for sitting, samples in spots:
-        # The first share of a sitting also pays for what happens once in an engine.
-        count = WARM_UP if samples == sitting.seat.shares[0] else WARM_UP_MORE
-        step_s += sitting.warm(samples, count)
-    left = max(0.0, seconds - (clock() - begun))
+    spots: list[Spot] = []
+    left, step_s = [], 0.0
+    for sitting in sittings:
+        for samples in sitting.seat.shares:
+            # The first share also pays for what happens once in an engine.
+            own = samples == sitting.seat.shares[0]
+            try:
+                steps = WARM_UP_RECORDED if recorded else WARM_UP if own else WARM_UP_MORE
+                step_s += sitting.warm(samples, steps)
+            except Exception as error:
+                # Of a smaller one than the job has, batch normalisation may not be able to make statistics, say.
+                if own and not isinstance(error, OutOfMemoryError):
+                    raise
+                sitting.leave(samples)
+                left.append(f"shares of {samples} samples were left out: {_why(error)}")
+                continue
+            spots.append((sitting, samples))
+    rest = max(0.0, seconds - (clock() - begun))
     # A step more to warm the caches, and half as many for the parts.
-    steps = max(1, min(WINDOW, round((left / (ROUNDS * max(step_s, 1e-9)) - 1) / (1.5 if parts else 1.0))))
+    length = max(1, min(WINDOW, round((rest / (ROUNDS * max(step_s, 1e-9)) - 1) / (1.5 if parts else 1.0))))
     found = [(spot, Reading()) for spot in spots]
     for number in range(MOST_ROUNDS):
         since = clock()
         for place in range(len(found)):
             # Each round begins with the next one.
             (sitting, samples), reading = found[(place + number) % len(found)]
-            sitting.window(samples, steps, reading, parts)
+            sitting.window(samples, length, reading, parts)
         took = clock() - since
         if number + 1 >= LEAST_ROUNDS and clock() - begun + took > seconds:
             break
-    return found
+    return found, left
+
+
+def _why(error: Exception) -> str:
+    # The rest of it says what lay there by part.
+    return error.got.splitlines()[0] if isinstance(error, OutOfMemoryError) else line_of(error)
 
 
 def timings(step_kind: str, found: Sequence[tuple[Spot, Reading]]) -> list[dict[str, Any]]:
@@ -83,7 +105,7 @@ def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         groups.setdefault(key, []).append(row)
     found = []
     for (kind, threads, several, part), own in groups.items():
-        fixed, each, error = line_of([row["samples"] for row in own], [row["seconds"] for row in own])
+        fixed, each, error = line_through([row["samples"] for row in own], [row["seconds"] for row in own])
         found.append(
             {
                 "step_kind": kind,

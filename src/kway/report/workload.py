@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kway.report.tables import table
-from kway.units import bytes_text, rate_text, seconds_text
+from kway.units import bytes_text, counted, rate_text, seconds_text
 from kway.workload import Workload
 
 # Layers that a table or a picture shows by themselves; all others are one row.
@@ -89,7 +89,7 @@ def lines_of(record: Workload) -> list[str]:
         ),
         "",
         table(
-            ["layer", "type", "forward", "backward", "fixed", "flop", "kept", "parameters", "bound by"],
+            ["layer", "type", "forward", "backward", "fixed", "does", "kept", "parameters", "bound by"],
             [_cells(row) for row in by_layer(record)],
         ),
         "",
@@ -155,7 +155,7 @@ def _memory(record: Workload) -> list[str]:
 def _others(record: Workload) -> list[str]:
     lines = [
         f"gradients  {', '.join(f'{count:,} of {name}' for name, count in record.gradients.items()) or 'none'}"
-        + (f", in {len(record.buckets)} calls" if record.buckets else "")
+        + (f", in {counted(len(record.buckets), 'call')}" if record.buckets else "")
     ]
     calls = sum(call["times"] for call in record.collectives)
     if calls:

@@ -78,18 +78,21 @@ def global_statistics(model: nn.Module, group: Group, presence: Presence) -> Ite
     on the instance. Raises ``RefusedError`` for a subclass that computes its own forward.
     """
 
-    def forward_of(module: _BatchNorm) -> Forward:
-        return lambda x: global_forward(module, x, group, presence)
+    def forward_of(name: str, module: _BatchNorm) -> Forward:
+        return lambda x: global_forward(module, x, group, presence, name)
 
-    with standing_in([(layer, forward_of(layer)) for _, layer in replaceable_layers(model)], presence):
+    found = [(layer, forward_of(name, layer)) for name, layer in replaceable_layers(model)]
+    with standing_in(found, presence):
         yield
 
 
-def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: Presence) -> torch.Tensor:
+def global_forward(
+    module: _BatchNorm, x: torch.Tensor, group: Group, presence: Presence, name: str
+) -> torch.Tensor:
     """Compute ``module(x)`` for x of shape (N, C, ...) with the statistics of all ranks' x.
 
-    A collective wherever the layer uses batch statistics. Raises ``ValueError`` where the global batch has
-    only one value a channel, as torch does.
+    ``name``: the layer's, by which ranks see that they are at the same one. A collective wherever the layer uses
+    batch statistics. Raises ``ValueError`` where the global batch has only one value a channel, as torch does.
     """
     if presence.apart:
         # What all ranks hold counts once.
@@ -105,7 +108,7 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
         raise RuntimeError(
             f"batch normalisation of {len(module.running_mean)} channels got {x.size(1)} (input {tuple(x.shape)})"
         )
-    rows = gather_statistics(x, group, presence.counts, presence.arithmetic)
+    rows = gather_statistics(x, group, presence.counts, presence.arithmetic, name)
     # Reading the count waits for the device: only a share this small can mean that the batch is too small.
     small = x.numel() <= x.size(1)
     if module.training and small and rows[:, -1].sum().item() == 1:
@@ -123,7 +126,7 @@ def global_forward(module: _BatchNorm, x: torch.Tensor, group: Group, presence: 
     inner = torch.promote_types(torch.float32, x.dtype)
     statistics = presence.arithmetic.met(rows, running, factor, module.eps, inner, sure)
     y: torch.Tensor = Normalise.apply(  # type: ignore[no-untyped-call]
-        x, module.weight, module.bias, statistics, module.eps, group, presence.counts
+        x, module.weight, module.bias, statistics, module.eps, group, presence.counts, name
     )
     presence.meeting.add(y)
     return y

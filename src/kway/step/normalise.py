@@ -24,10 +24,10 @@ def spread(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.dim() - 2))
 
 
-def gather_statistics(x: Tensor, group: Group, counts: bool, arithmetic: Arithmetic) -> Tensor:
+def gather_statistics(x: Tensor, group: Group, counts: bool, arithmetic: Arithmetic, layer: str) -> Tensor:
     """Return the statistics of all ranks' x as ``packed``, a row a rank, float64.
 
-    A rank whose share does not count contributes nothing.
+    A rank whose share does not count contributes nothing. ``layer``: its name, the same on all ranks.
     """
     channels = x.size(1)
     values = x.numel() // channels if counts and channels else 0
@@ -35,7 +35,7 @@ def gather_statistics(x: Tensor, group: Group, counts: bool, arithmetic: Arithme
         local = arithmetic.packed(*local_statistics(x), arithmetic.number(values, x.device))
     else:
         local = torch.zeros(2 * channels + 1, dtype=torch.float64, device=x.device)
-    return group.stack(local)
+    return group.stack(local, layer)
 
 
 def local_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,8 +50,9 @@ def local_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Normalise(torch.autograd.Function):
-    """``apply(x, weight, bias, statistics, eps, group, counts)``: y = (x - mean) / sqrt(var + eps) * weight + bias.
+    """``apply(x, weight, bias, statistics, eps, group, counts, layer)``.
 
+    y = (x - mean) / sqrt(var + eps) * weight + bias.
     ``statistics``: see ``arithmetic.met``. The gradient flows through the statistics of the whole group: backward is a
     collective. The gradients of weight and bias are those of this rank's share, as for any other parameter.
     """
@@ -59,15 +60,17 @@ class Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         """Normalise this rank's x."""
-        x, weight, bias, (mean, invstd, var, total), eps, group, counts = args
+        x, weight, bias, (mean, invstd, var, total), eps, group, counts, layer = args
         x = x if _last(x) else x.contiguous()
         ctx.save_for_backward(x, weight, mean, invstd, total[:1])
-        ctx.group, ctx.counts, ctx.eps = group, counts, eps
+        ctx.group, ctx.counts, ctx.layer = group, counts, layer
         ctx.bias_dtype = None if bias is None else bias.dtype
         if not x.numel():
             return torch.empty_like(x)
         if x.is_cuda:
             return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
+        # Beside wide statistics the CPU's kernel takes wide weights alone.
+        weight, bias = (None if value is None else value.to(mean.dtype) for value in (weight, bias))
         var = variance_of(invstd, var, eps)
         return torch.nn.functional.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
@@ -83,7 +86,7 @@ class Normalise(torch.autograd.Function):
             for value in (sums, grad_weight, grad_bias):
                 if value is not None:
                     value.zero_()
-        over_group = ctx.group.stack(sums).sum(0)
+        over_group = ctx.group.stack(sums, ctx.layer).sum(0)
         if not x.numel():
             dx = torch.zeros_like(x)
         elif x.is_cuda:
@@ -97,7 +100,7 @@ class Normalise(torch.autograd.Function):
             rest = dy - spread(average[0].to(mean.dtype), x)
             rest.addcmul_(x - spread(mean, x), spread(slope, x), value=-1)
             dx = rest.mul_(spread(scale, x)).to(x.dtype)
-        return dx, grad_weight, grad_bias, None, None, None, None
+        return dx, grad_weight, grad_bias, None, None, None, None, None
 
 
 def variance_of(invstd: Tensor, var: Tensor, eps: float) -> Tensor:

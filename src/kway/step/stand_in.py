@@ -25,9 +25,9 @@ class StandIn:
         # A copy of the layer belongs to no job: it computes as its class does, with what is its own.
         return _plain, (self.module,)
 
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the layer as the job does that took up a share last."""
-        return self.forwards[-1](x)
+    def compute(self, input: torch.Tensor) -> torch.Tensor:
+        """Compute the layer as the job does that took up a share last. The argument has the name that torch's has."""
+        return self.forwards[-1](input)
 
     def turn_to(self, forward: Forward) -> None:
         """Compute by ``forward`` from now on."""

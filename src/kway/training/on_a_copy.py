@@ -67,5 +67,9 @@ def copied(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
     Together: what one knows of another it knows of its copy. Functions stay what they are.
     """
     beside = {"loss": job.loss, "penalty": job.penalty, "metrics": dict(job.metrics)}
-    made: tuple[nn.Module, dict[str, Any]] = copy.deepcopy((model, beside))
+    with torch.no_grad():
+        # With gradients, scripted layers would copy their parameters as results of something.
+        made: tuple[nn.Module, dict[str, Any]] = copy.deepcopy((model, beside))
+    for own, new in zip(model.parameters(), made[0].parameters(), strict=True):
+        new.requires_grad_(own.requires_grad)
     return made

@@ -1,25 +1,39 @@
 """What is gained by doing two things at once: two devices, computing and copying, computing and a collective."""
 
-import time
-
 from kway.measuring import copy_out, two_devices, under_collective
 from kway.measuring.bench import Bench
+from kway.measuring.budget import Seconds
 from kway.measuring.experiment import Experiment
 from kway.measuring.figure import Figure
+from kway.measuring.work import Call
 
 
 def run(bench: Bench) -> list[Figure]:
-    """Measure what the devices here can do at once. What the ranks take to start is part of the budget."""
+    """Measure what the devices here can do at once."""
     figures: list[Figure] = []
-    enough = len(bench.gpus) > 1 or bench.cpu_ranks > 1
+    enough = several(bench)
     if not enough:
         bench.notes.append("one device here: there are no two to work at once, and nobody to send to")
     if enough:
-        figures += two_devices.run(bench, 0.5, time.time())
+        figures += two_devices.run(bench, 0.5)
     figures += copy_out.run(bench, 0.2)
     if enough:
-        figures += under_collective.run(bench, 0.3, time.time())
+        figures += under_collective.run(bench, 0.3)
     return figures
+
+
+def several(bench: Bench) -> bool:
+    """Return whether two things can be done at once here."""
+    return len(bench.gpus) > 1 or bench.cpu_ranks > 1
+
+
+def start(bench: Bench) -> Call:
+    """Start the ranks."""
+    if not several(bench):
+        return lambda: None
+    return bench.started(
+        under_collective.ranks(bench), *(() if len(bench.gpus) > 1 else (two_devices.CPU_RANKS,))
+    )
 
 
 MIB = 1 << 20
@@ -41,8 +55,8 @@ EXPERIMENT = Experiment(
         "beside": (4000, tuple(MIB << k for k in range(0, 9, 2))),
         "beside_cpu": (512, tuple(MIB // 64 << k for k in range(0, 11, 2))),
     },
-    quick_s=6.0,
-    full_s=90.0,
-    by_gpu=0.15,
+    quick_s=Seconds(6.0, cpu=3.0, gpu=7.0),
+    full_s=Seconds(90.0, cpu=40.0, gpu=90.0, more=15.0),
+    start=start,
     order=40,
 )
