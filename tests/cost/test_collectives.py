@@ -48,7 +48,9 @@ def test_more_bytes_never_cost_less(one, other, seconds):
 
 @pytest.mark.parametrize("known", [None, KNOWN])
 def test_what_was_not_measured_is_an_error_that_says_what_to_measure(known):
-    with pytest.raises(kway.NotMeasuredError, match=r"all-reduce among 5 ranks through gloo.*--devices cpu:5"):
+    with pytest.raises(
+        kway.NotMeasuredError, match=r"all-reduce among 5 ranks through gloo.*--devices cpu:5"
+    ):
         all_reduce(1_000, ranks=5, known=known)
     with pytest.raises(LookupError):
         collective_s(known, "nccl", "all-reduce", 2, 1_000)

@@ -249,7 +249,7 @@ def test_auto_finds_out_what_it_needs_says_what_and_why_and_is_judged(monkeypatc
     run = kway.train(job(), strategy="auto", **options)
     assert run.plan.device_set == ["cpu"]
     notes = [text for event, text in said if event == "notice"]
-    assert notes[0] == "auto: what is not known of net and of this machine is found out now, in 1 s at most"
+    assert notes[0] == "auto: what is not known of net and of this machine is found out now, in about 1 s"
     assert notes[1].startswith("profiling net on one device")
     lines = [text for text in run.record.notices if text.startswith(("auto: ", "why: "))]
     assert lines[0].startswith("auto: one device (cpu:1) of 3 candidates, ")

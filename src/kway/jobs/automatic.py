@@ -25,7 +25,7 @@ from kway.step.kinds import DEFAULT_KIND
 from kway.training.parts import training_parts
 from kway.units import counted, seconds_text, shown
 
-# What finding out what is not known yet may take, in seconds.
+# What finding out what is not known yet may take, in seconds, about: starting ranks is not in our hands.
 MOST_S = 10.0
 # A choice that took longer says how long.
 SAID_S = 1.0
@@ -156,7 +156,7 @@ def _announced(job: Job, say: Callable[[str], None]) -> Callable[[str], None]:
     """Return ``say`` with a line before its first one: what goes on, and for how long."""
     lines = iter(
         [
-            f"auto: what is not known of {job.title} and of this machine is found out now, in {MOST_S:.0f} s at most"
+            f"auto: what is not known of {job.title} and of this machine is found out now, in about {MOST_S:.0f} s"
         ]
     )
 

@@ -33,7 +33,7 @@ EXPERIMENTS = ("copies", "collectives", "overlap")
 # that rate: beyond, they win on no account, and to profile them would take minutes.
 CORE_FLOPS_S, FAR_BEHIND = 1e11, 3.0
 # Of a short time, what is for the model where the machine has to be measured too: to start ranks takes the most.
-PROFILE_PART = 0.3
+PROFILE_PART = 0.2
 
 
 @dataclass(frozen=True)
