@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kway.errors import (
         DataError,
+        ItemError,
         KwayError,
         MispairedError,
         NonFiniteError,
+        NotMeasuredError,
         OutOfMemoryError,
         RankError,
         RefusedError,
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
     )
     from kway.job import Job
     from kway.jobs.evaluating import evaluate, predict
+    from kway.jobs.mapping import map as map
     from kway.jobs.measuring import measure
     from kway.jobs.parallel import parallel
+    from kway.jobs.planning import plan
     from kway.jobs.profiling import profile
     from kway.jobs.proving import prove
     from kway.jobs.training import train
@@ -33,9 +37,11 @@ __version__ = "0.1.0"
 # Names are imported when first used: the command line must start without torch.
 _HOMES = {
     "DataError": "errors",
+    "ItemError": "errors",
     "KwayError": "errors",
     "MispairedError": "errors",
     "NonFiniteError": "errors",
+    "NotMeasuredError": "errors",
     "OutOfMemoryError": "errors",
     "RankError": "errors",
     "RefusedError": "errors",
@@ -47,8 +53,10 @@ _HOMES = {
     "accuracy": "step.tally",
     "all_samples": "step.gather",
     "evaluate": "jobs.evaluating",
+    "map": "jobs.mapping",
     "measure": "jobs.measuring",
     "parallel": "jobs.parallel",
+    "plan": "jobs.planning",
     "predict": "jobs.evaluating",
     "profile": "jobs.profiling",
     "prove": "jobs.proving",
@@ -56,12 +64,15 @@ _HOMES = {
     "tune": "jobs.tuning",
 }
 
+# ``map`` is not among them: ``from kway import *`` would take Python's own away.
 __all__ = [
     "DataError",
+    "ItemError",
     "Job",
     "KwayError",
     "MispairedError",
     "NonFiniteError",
+    "NotMeasuredError",
     "OutOfMemoryError",
     "RankError",
     "RefusedError",
@@ -75,6 +86,7 @@ __all__ = [
     "evaluate",
     "measure",
     "parallel",
+    "plan",
     "predict",
     "profile",
     "prove",
@@ -92,4 +104,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return __all__
+    return [*sorted(_HOMES), "__version__"]

@@ -4,8 +4,10 @@
     ``UsageError``: the user's input cannot work; raised before any process starts. Exit code 2.
         ``DataError``: a data set is missing, truncated or malformed.
         ``RefusedError``: the input is valid, but kway will not do it at this exactness level or layout.
+        ``NotMeasuredError``: a prediction needs a time that nobody has measured. A ``LookupError`` too.
     ``RankError``: a rank raised or died. Carries the rank, its exit code and its traceback.
         ``StallError``: a rank made no progress for too long. Carries its stack.
+        ``ItemError``: a call of ``kway.map`` failed. Carries the place of its item.
     ``NonFiniteError``: the loss became NaN or infinite.
     ``MispairedError``: ranks took other batches, or called other collectives, than each other.
     ``ReplicaError``: the copies of the weights that ranks hold differ, in numbers, shapes or names.
@@ -78,6 +80,10 @@ class DataError(UsageError):
 
 class RefusedError(UsageError):
     """Valid input that kway refuses, with the reason: a level that a layout cannot keep, for example."""
+
+
+class NotMeasuredError(UsageError, LookupError):
+    """A prediction needs a time that was not measured. The message says which, and what measures it."""
 
 
 class NonFiniteError(KwayError):
@@ -170,3 +176,30 @@ class StallError(RankError):
     def headline(self) -> str:
         """The message without the stack."""
         return f"rank {self.rank} {self.cause}"
+
+
+class ItemError(RankError):
+    """A call of ``kway.map`` raised an exception, or its process ended early. ``item``: the place of its item, from 0.
+
+    ``device``: where it ran; ``rank``: which of the processes it was. The other fields are those of ``RankError``. What
+    kway itself raised there is its ``__cause__``.
+    """
+
+    def __init__(
+        self,
+        item: int,
+        device: str,
+        rank: int,
+        exit_code: int,
+        cause: str,
+        traceback: str = "",
+        died: bool = False,
+    ) -> None:
+        super().__init__(rank, exit_code, cause, traceback, died)
+        self.item, self.device = item, device
+        self.args = (item, device, rank, exit_code, cause, traceback, died)
+
+    @property
+    def headline(self) -> str:
+        """The message without the traceback."""
+        return f"item {self.item} on {self.device} failed: {self.cause}"

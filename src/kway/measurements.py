@@ -15,11 +15,11 @@ class Measurements(Record):
     ``figures``: one each with ``experiment``, ``name``, ``parameters`` (plain values by name), ``unit``, ``value``,
     ``spread`` (by which part of itself it is uncertain, or ``None``), ``raw`` (the samples, in the same unit; empty for
     what was computed from other figures), ``limit`` and ``share`` (of the limit) or ``None``, and ``notes``.
-    ``experiments``: one each with ``name``, ``how`` (``measured``, ``remembered``, ``left``), ``why`` (where left),
-    ``quick``, ``made`` (date), ``age_s``, ``seconds`` (that it took), ``tries`` and ``drift`` (of its reference, at
-    most), ``noisy`` (what was too noisy, or ``""``), ``left`` (candidates that were left out, with the reason) and
-    ``notes``. ``age_s``: of the oldest figures. ``machine``: as in ``Training``, with ``driver``.
-    Raises ``UsageError`` for figures that are not of this form.
+    ``experiments``: one each with ``name``, ``how`` (``measured``, ``remembered``, ``left``, ``estimated``), ``why``
+    (where left), ``quick``, ``made`` (date), ``age_s``, ``seconds`` (that it took), ``tries`` and ``drift`` (of its
+    reference, at most), ``noisy`` (what was too noisy, or ``""``), ``left`` (candidates that were left out, with the
+    reason) and ``notes``. ``age_s``: of the oldest figures. ``machine``: as in ``Training``, with ``driver``. Raises
+    ``UsageError`` for figures that are not of this form.
     """
 
     kind: ClassVar[str] = "measurements"

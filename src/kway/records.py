@@ -128,13 +128,15 @@ class Cluster(Record):
 
 @dataclass(frozen=True)
 class Plan(Record):
-    """Which layout a run uses, on what. ``device_set`` holds torch device strings, one a rank.
+    """Which layout one run uses, on what. ``device_set`` holds torch device strings, one a rank.
+
+    The record of all layouts that were priced is another one: ``kway.planned.Planned``, plan.json.
 
     ``step_kind``: how steps are to run; what did run stands in the record of the run. ``settings``: what else of them
     is chosen, by name (``kway.step.settings``).
     """
 
-    kind: ClassVar[str] = "plan"
+    kind: ClassVar[str] = "layout"
 
     strategy: str
     layout: dict[str, int]

@@ -3,9 +3,12 @@
 import pickle
 from functools import partial
 from importlib import import_module
+from math import isfinite
 
 import pytest
 import torch
+from tests.measured import usual
+from tests.workloads import workload
 from torch import nn
 
 import kway
@@ -16,6 +19,7 @@ from kway.strategies.base import Axis
 from kway.strategies.engine import Engine
 from kway.strategies.layout import axes, check_step_kind, fit, named_sizes, title
 from kway.strategies.levels import LEVELS
+from kway.strategies.pricing import priced
 from kway.world import World
 
 AXES = axes()
@@ -87,6 +91,22 @@ def test_it_runs_step_kinds_that_there_are_and_says_why_not_others(axis):
     for kind in set() if axis.kinds is None else set(KINDS) - axis.kinds:
         with pytest.raises(kway.RefusedError, match=axis.why_kinds):
             check_step_kind({axis.name: 2}, kind)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_its_price_is_finite_exposed_seconds_and_bytes_that_one_device_lacks(axis, size, device):
+    devices = ["cpu"] * size if device == "cpu" else [f"cuda:{place}" for place in range(size)]
+    measured = usual(backend="gloo" if device == "cpu" else "nccl")
+    found = priced({axis.name: size}, devices, "eager", workload(), measured, threads=1)
+    alone = priced({}, devices[:1], "eager", workload(), None, threads=1)
+    for costs in (found.terms, found.memory):
+        assert all(isfinite(value) and value >= 0 for value in costs.values())
+    assert found.step_s == pytest.approx(sum(found.terms.values()))
+    assert found.memory_bytes == pytest.approx(sum(found.memory.values()))
+    assert (found.terms == alone.terms and found.memory == alone.memory) or size > 1
+    # An axis that says nothing says that it says nothing.
+    assert size == 1 or set(found.terms) > set(alone.terms) or found.notes
 
 
 def test_one_process_is_no_part_of_a_product(axis):

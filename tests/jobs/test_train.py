@@ -236,7 +236,7 @@ def broken():
         ({}, {"loss": Learned()}, "trainable parameters"),
         ({"callbacks": 3}, {}, "callbacks is of type int"),
         ({"callbacks": [None]}, {}, r"callbacks\[0\] is of type NoneType"),
-        ({"strategy": None}, {}, "unknown strategy 'None'"),
+        ({"strategy": 3}, {}, "unknown strategy '3'"),
         ({"save_best": 3}, {}, "unknown validation figure '3'"),
         ({"resume": "a\0b"}, {}, r"resume='a\\x00b': no path holds a null"),
     ],

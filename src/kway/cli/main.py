@@ -23,13 +23,13 @@ from kway.launch.semaphores import cleared_quietly
 from kway.registry import modules_of, unknown
 
 # The order in which a new user meets them; commands that are not named here follow by name.
-FIRST = ("devices", "measure", "profile", "train", "evaluate", "predict", "prove", "launch")
+FIRST = ("devices", "measure", "profile", "plan", "train", "evaluate", "predict", "prove", "launch")
 NOT_COMMANDS = ("main", "options")
 # Commands that write no record.
 ONLY_PRINT = ("devices", "evaluate")
 
 # Commands to come.
-ANNOUNCED = ("plan", "report")
+ANNOUNCED = ("report",)
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141

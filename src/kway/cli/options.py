@@ -56,13 +56,16 @@ def training(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def step(parser: argparse.ArgumentParser, tunes: bool = False, several: bool = False) -> None:
+def step(
+    parser: argparse.ArgumentParser, tunes: bool = False, several: bool = False, plans: bool = False
+) -> None:
     """Add the flags that say what a step is and where it runs, for commands that take steps.
 
-    ``tunes``: for a command that can choose; ``several``: for one that runs in several places.
+    ``tunes``: for a command that can choose; ``several``: for one that runs in several places; ``plans``: for one whose
+    ``--strategy auto`` plans.
     """
     training(parser)
-    placing(parser, several)
+    placing(parser, several, plans)
     exactness(parser)
     step_kind(parser, tunes)
     settings(parser)
@@ -81,13 +84,21 @@ def placed(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def placing(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the flags that say where to run."""
+def placing(parser: argparse.ArgumentParser, several: bool = False, plans: bool = False) -> None:
+    """Add the flags that say where to run. ``plans``: for a command whose ``--strategy auto`` plans."""
     sets = "auto, N, cpu:N or cuda:I,J" + ("; several: 1,2,3 or 'cpu:2 cuda:0,1'" if several else "")
     parser.add_argument("--devices", default="auto", metavar="SET", help=f"{sets} (default auto)")
     named = "single, data, threads, or with a size, data=N" + (
         " (several: by commas)" if several else ", or auto"
     )
+    if plans:
+        parser.add_argument(
+            "--strategy",
+            metavar="NAME",
+            help="single, data, threads, or with a size, data=N; auto: the fastest, by a plan (default: one device on "
+            "CPUs, data over all GPUs)",
+        )
+        return
     default = "data" if several else "auto"
     parser.add_argument("--strategy", default=default, metavar="NAME", help=f"{named} (default {default})")
 

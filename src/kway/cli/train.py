@@ -27,7 +27,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     options.model(parser)
     options.loss(parser)
-    options.step(parser, tunes=True)
+    options.step(parser, tunes=True, plans=True)
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="plan.json of kway plan: devices, strategy, step kind and batch as it says",
+    )
     parser.add_argument(
         "--tune-seconds",
         type=float,
@@ -136,6 +142,35 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
+def _batch(args: argparse.Namespace) -> dict[str, object]:
+    """Return the batch of the job that follows from the number of devices, where one does. Raises ``UsageError``."""
+    from kway.errors import UsageError
+    from kway.jobs.place import place
+    from kway.jobs.tuning import first_kind
+    from kway.training.spec import positive
+
+    if args.batch_size_per_device is None:
+        return {}
+    if args.batch_size is not None:
+        raise UsageError("--batch-size and --batch-size-per-device", "only one of them", "leave one out")
+    positive("--batch-size-per-device", args.batch_size_per_device)
+    if args.strategy == "auto" or args.plan is not None:
+        raise UsageError(
+            "--batch-size-per-device with a plan",
+            "the number of devices is what a plan chooses",
+            "kway plan --batch-size-per-device N, then kway train --plan plan.json",
+        )
+    where = place(
+        args.devices,
+        args.strategy or "auto",
+        args.exactness,
+        args.shards,
+        patient=args.stall_timeout is not None,
+        step_kind=first_kind(args.step_kind),
+    )
+    return {"batch_size": args.batch_size_per_device * where.plan.devices}
+
+
 class _Shown:
     """Shows the events of a run, under a header that comes when it begins. ``said``: the notices that were shown."""
 
@@ -143,15 +178,18 @@ class _Shown:
         self, args: argparse.Namespace, header: list[str], screen: Any, progress: "Progress"
     ) -> None:
         self.progress, self.said = progress, set[str]()
-        self._args, self._header, self._screen = args, header, screen
+        self._args, self._header, self._screen, self._begun = args, header, screen, False
 
     def __call__(self, event: str, record: dict[str, Any]) -> None:
         from kway.step.kinds import DEFAULT_KIND
 
+        if not self._begun:
+            self._begun = True
+            print("\n".join(self._header), file=self._screen, flush=True)
         if event == "start":
             kind = "" if self._args.step_kind in ("auto", DEFAULT_KIND) else f", {self._args.step_kind}"
             where = f"devices    {record['devices']} ({record['strategy']}, {self._args.exactness}{kind})"
-            print("\n".join([*self._header, where]), file=self._screen, flush=True)
+            print(where, file=self._screen, flush=True)
         if event == "notice":
             self.said.add(record["text"])
         self.progress({"event": event, **record})
@@ -160,30 +198,14 @@ class _Shown:
 def run(args: argparse.Namespace) -> int:
     """Train; returns 0. Raises ``UsageError`` before anything starts, and what a failed run raises."""
     from kway.cli._job import default_folder, job_of, says_that_data_is_usual
-    from kway.errors import UsageError
-    from kway.jobs.place import place
     from kway.jobs.training import train
-    from kway.jobs.tuning import first_kind
+    from kway.report.plans import side_by_side
     from kway.report.progress import Progress
     from kway.report.timeline import lines_of
-    from kway.training.spec import positive
     from kway.units import counted
 
     _check(args)
-    fixed: dict[str, object] = {}
-    if args.batch_size_per_device is not None:
-        if args.batch_size is not None:
-            raise UsageError("--batch-size and --batch-size-per-device", "only one of them", "leave one out")
-        positive("--batch-size-per-device", args.batch_size_per_device)
-        where = place(
-            args.devices,
-            args.strategy,
-            args.exactness,
-            args.shards,
-            patient=args.stall_timeout is not None,
-            step_kind=first_kind(args.step_kind),
-        )
-        fixed["batch_size"] = args.batch_size_per_device * where.plan.devices
+    fixed = _batch(args)
     if args.ema is not None:
         fixed["ema"] = args.ema
     for kind, limit in (("norm", args.clip_norm), ("value", args.clip_value)):
@@ -202,6 +224,7 @@ def run(args: argparse.Namespace) -> int:
                 **options.placed(args),
                 tune=not args.no_tune,
                 tune_seconds=args.tune_seconds,
+                plan=args.plan,
                 epochs=args.epochs,
                 steps=args.steps,
                 out=folder,
@@ -233,6 +256,8 @@ def run(args: argparse.Namespace) -> int:
     step = result.record.measured_step_s
     timing = f"{step * 1e3:.2f} ms a step" if step is not None else "too few steps to time one"
     print(f"\n{counted(result.record.steps, 'step')}, {timing}; weights {result.record.weights_sha256[:16]}")
+    if result.record.predicted_step_s is not None:
+        print(side_by_side(result.record.predicted_step_s, step))
     if result.record.timeline is not None:
         print("\n".join([*lines_of(result.record.timeline), ""]))
     print(f"wrote      {folder}/: {', '.join(name for name in WRITTEN if (folder / name).exists())}")

@@ -26,6 +26,10 @@ class Listeners:
         self.told.append(text)
         self({"event": "warning", "text": text})
 
+    def say(self, text: str) -> None:
+        """Tell what goes on before the run begins."""
+        self({"event": "notice", "text": text})
+
     def __call__(self, event: dict[str, Any]) -> None:
         """Hand an event to all."""
         name = event["event"]

@@ -157,10 +157,17 @@ def as_in_the_caller(
     context: Any, settings: dict[str, Any], task: Callable[..., Any], *arguments: Any
 ) -> Any:
     """Run a task on a rank under the torch settings of the process that asked for it."""
+    with with_settings(settings):
+        return task(context, *arguments)
+
+
+@contextmanager
+def with_settings(settings: dict[str, Any]) -> Iterator[None]:
+    """Let torch have these ``torch_settings`` while open."""
     before = torch_settings()
     _apply(settings)
     try:
-        return task(context, *arguments)
+        yield
     finally:
         _apply(before)
 

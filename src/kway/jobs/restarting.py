@@ -5,7 +5,7 @@ samples at once when memory runs out.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 from kway.errors import OutOfMemoryError, RankError, RefusedError, StallError, UsageError
 from kway.jobs.adapting import Adapting
@@ -26,8 +26,8 @@ class Restarts:
             if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
                 raise UsageError(f"{what}={value!r}", f"it must be a whole number of at least {smallest}")
 
-    def check(self, devices: int, joined: bool) -> None:
-        """Raise ``UsageError`` where no restart could ever be on ``devices`` devices."""
+    def check(self, devices: int, joined: bool) -> Self:
+        """Return these. Raises ``UsageError`` where no restart could ever be on ``devices`` devices."""
         if self.most and joined:
             raise UsageError(
                 f"max_restarts={self.most} inside ranks that another launcher started",
@@ -44,6 +44,7 @@ class Restarts:
                 "without the device of a rank that dies too few are left",
                 "use more devices, or a smaller min_devices",
             )
+        return self
 
 
 def _is_death(error: RankError) -> bool:

@@ -18,13 +18,14 @@ from kway.job import Job
 from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
 from kway.jobs.arguments import check_given, functions_of
+from kway.jobs.automatic import Going, foreseen
 from kway.jobs.folder import claimed, is_there, logs_of
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.listeners import Callback, Listeners
-from kway.jobs.place import Place, on_main, place
+from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find
-from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, first_kind, in_the_way_chosen, wish_of
+from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
 from kway.registry import unknown
@@ -77,13 +78,14 @@ def train(
     job: Job,
     *,
     devices: Any = "auto",
-    strategy: str = "auto",
+    strategy: str | None = None,
     exactness: str = "math",
     shards: int = DEFAULT_SHARDS,
     step_kind: str = AUTO,
     settings: Mapping[str, Any] | None = None,
     tune: bool = True,
     tune_seconds: float | None = None,
+    plan: Any = None,
     epochs: int = 10,
     steps: int | None = None,
     out: Path | str | None = None,
@@ -107,7 +109,10 @@ def train(
     """Train ``job`` and return the run.
 
     ``devices``: ``"auto"``, a number, ``"cpu:N"``, ``"cuda:I,J"``, or a ``torch.device`` or a list of them.
-    ``strategy``: ``"auto"``, ``"single"``, ``"data"``, ``"threads"`` or with a size, ``"data=2"``.
+    ``strategy``: ``"single"``, ``"data"``, ``"threads"`` or with a size, ``"data=2"``; ``"auto"`` for the fastest that
+    a plan finds (``kway.plan``; what is not remembered of model and machine is found out first, in 10 s at most);
+    ``None`` for one device on CPUs, and data parallelism over all GPUs. ``plan``: what ``kway.plan`` returned, or the
+    path of its plan.json, in place of devices, strategy, step kind, exactness and, where it is open, batch size.
     ``exactness``: ``"math"``, ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``.
     ``step_kind``: how a step runs: ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``;
     ``settings``: what else of it is chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. Where
@@ -150,7 +155,10 @@ def train(
     """
     check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
-    where = place(devices, strategy, exactness, shards, stall is not None, first_kind(step_kind), settings)
+    tell = Listeners(functions_of("callbacks", callbacks), StopRequest())
+    going = foreseen(plan, Going(job, devices, strategy, step_kind, exactness, shards), ranks, tell.say)
+    job, step_kind, exactness, shards = going.job, going.step_kind, going.exactness, going.shards
+    where = going.place(stall is not None, settings)
     threads.check(
         where,
         on_oom,
@@ -180,8 +188,7 @@ def train(
         timeline=timeline_steps(timeline),
     )
     check_saving(out, checkpoint_every, keep, resume)
-    restarts = Restarts(max_restarts, min_devices)
-    restarts.check(where.plan.devices, where.joined is not None)
+    restarts = Restarts(max_restarts, min_devices).check(where.plan.devices, where.joined is not None)
     parts, held = training_parts(job)
     check_timeline(spec, parts.order.steps(0), bool(resume))
     model = build(job)
@@ -192,15 +199,12 @@ def train(
     def long_enough(checkpoint: Checkpoint) -> None:
         check_length(checkpoint, epochs, steps)
 
-    stop = StopRequest()
-    tell = Listeners(functions_of("callbacks", callbacks), stop)
-
     with ExitStack() as stack:
         # First: a run that is at work there may remove what would be found.
         folder = _folder(stack, where, out, resume)
         found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
         if out is not None:
-            stack.enter_context(says_what_is_there(folder, stop, tell.begun))
+            stack.enter_context(says_what_is_there(folder, tell.stop, tell.begun))
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
         spec = replace(
@@ -245,27 +249,26 @@ def train(
                     echo=echo,
                     # Those that were handed in are gone with a start that failed.
                     ranks=ranks if getattr(ranks, "alive", True) else None,
-                    stop=stop,
+                    stop=tell.stop,
                     apart=True,
                     stall_timeout=stall,
                 )
 
         if started:
             # Without a folder it is kway that takes the signal, to end the ranks first; on one device nobody does.
-            with asked_to_stop(stop) if out is not None else says_that_nothing_is_there():
-                results, where = run_again(where, once, restarts, shards, tell.note, stop, adapting)
+            with asked_to_stop(tell.stop) if out is not None else says_that_nothing_is_there():
+                results, where = run_again(where, once, restarts, shards, tell.note, tell.stop, adapting)
         else:
             # Ranks of their own have a copy of the loss as well: a callback that changes a module changes nothing.
             own = replace(spec, job=replace(sent, loss=_own(job.loss)))
             # Signals arrive in no other thread than this.
-            with asked_to_stop(stop) if out is not None and where.in_threads else nullcontext():
+            with asked_to_stop(tell.stop) if out is not None and where.in_threads else nullcontext():
                 results = where.run(
-                    run_rank, own, model, on_event=tell, ranks=ranks, stop=stop, stall_timeout=stall
+                    run_rank, own, model, on_event=tell, ranks=ranks, stop=tell.stop, stall_timeout=stall
                 )
         of_ranks, average, made = results[0]
-        record: Training = replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices])
-        if out is not None and where.is_main:
-            _keep(record, folder)
+        lines = [*where.notices, *told, *tell.told, *of_ranks.notices]
+        record = _kept(going.judged(replace(of_ranks, notices=lines), where), where, out, folder)
         if started:
             model = _as_trained(cast(model, precision_of(job.precision).floating), folder, made)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
@@ -301,9 +304,12 @@ def _as_trained(model: nn.Module, folder: Path, made: dict[str, str]) -> nn.Modu
     return model
 
 
-def _keep(record: Training, folder: Path) -> None:
+def _kept(record: Training, where: Place, out: Path | str | None, folder: Path) -> Training:
+    """Write record and curves where the run keeps something and this process speaks; return the record."""
     from kway.report.curves import draw
 
+    if out is None or not where.is_main:
+        return record
     try:
         record.save(folder)
         draw(record, folder / "curves.png")
@@ -312,6 +318,7 @@ def _keep(record: Training, folder: Path) -> None:
             f"the record of the run cannot be written to {folder}: {error.strerror or error}",
             "the run itself has ended, and weights.safetensors was written before",
         ) from None
+    return record
 
 
 @contextmanager

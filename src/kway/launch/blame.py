@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kway.errors import UsageError
-from kway.launch.payload import dump
+from kway.launch.payload import check, dump
 from kway.launch.temporary import NoRoomError
 
 _DEEPEST = 12
@@ -29,6 +29,14 @@ def dump_call(function: Callable[..., Any], arguments: tuple[Any, ...], folder: 
 def _refusal(function: Callable[..., Any], arguments: tuple[Any, ...], error: Exception) -> UsageError:
     named = zip(_parameters(function, len(arguments)), arguments, strict=True)
     return _first_refusal([(_name_of(function), function), *named], error)
+
+
+def check_value(name: str, value: Any) -> None:
+    """Raise ``UsageError`` as ``dump_value`` does, where one object cannot be sent; nothing is written."""
+    try:
+        check(value)
+    except Exception as error:
+        raise _first_refusal([(name, value)], error) from error
 
 
 def dump_value(name: str, value: Any, folder: Path | None = None) -> bytes:

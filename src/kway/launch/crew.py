@@ -41,6 +41,7 @@ class Crew:
         folders: Sequence[Path] = (),
         inherit: Mapping[int, int] | None = None,
     ) -> None:
+        self._entry, self._environments, self._inherit = entry, list(environments), dict(inherit or {})
         self._output = Output(len(environments), echo, logs)
         self._processes: list[RankProcess] = []
         self._mark = new_mark()
@@ -50,15 +51,30 @@ class Crew:
             self._guard = Guard(self._mark)
             for folder in folders:
                 self._guard.remove(folder)
-            for rank, environment in enumerate(environments):
-                own = marked(environment, self._mark_of(rank))
-                process = RankProcess(rank, entry, own, self._output, (inherit or {}).get(rank, -1))
+            for rank in range(len(environments)):
+                process = self._started(rank)
                 self._processes.append(process)
                 self._guard.watch(process.pid)
             self._output.start()
         except BaseException:
             self.end()
             raise
+
+    def _started(self, rank: int) -> RankProcess:
+        own = marked(self._environments[rank], self._mark_of(rank))
+        return RankProcess(rank, self._entry, own, self._output, self._inherit.get(rank, -1))
+
+    def renew(self, rank: int) -> None:
+        """End one rank and what it started, and start a new one in its place. Who listens begins anew after that."""
+        old = self._processes[rank]
+        Family([f"{self._mark_of(rank)};"], [] if old.reaped else [old.pid]).end().finish()
+        if self._guard is not None:
+            self._guard.forget(old.pid)
+        old.reap()
+        old.close()
+        self._processes[rank] = self._started(rank)
+        if self._guard is not None:
+            self._guard.watch(self._processes[rank].pid)
 
     @property
     def size(self) -> int:
@@ -115,6 +131,10 @@ class Crew:
         """Add ``text`` to the log of a rank, after what it has printed so far."""
         self.drain()
         self._output.note(rank, text)
+
+    def last_words(self, rank: int) -> str:
+        """Return the end of what a rank has written to its standard error so far."""
+        return self._output.last_words(rank)
 
     def drain(self) -> None:
         """Wait until what ranks have printed so far has been passed on."""

@@ -38,6 +38,10 @@ class Guard:
         """Have a process group killed as well if this process ends before ``dismiss``."""
         self._tell(f"group {group}")
 
+    def forget(self, group: int) -> None:
+        """Leave a process group alone that is gone: its number may be a stranger's by then."""
+        self._tell(f"gone {group}")
+
     def remove(self, folder: Path) -> None:
         """Have a folder removed if this process ends before ``dismiss``."""
         self._tell(f"folder {folder.absolute()}")
@@ -87,7 +91,8 @@ def main() -> None:
     if messages is None:
         return
     told = [message.partition(b" ") for message in messages]
-    groups = [int(value) for kind, _, value in told if kind == b"group"]
+    gone = {int(value) for kind, _, value in told if kind == b"gone"}
+    groups = [int(value) for kind, _, value in told if kind == b"group" and int(value) not in gone]
     Family([sys.argv[2]], groups).end().finish()
     for folder in [value for kind, _, value in told if kind == b"folder"]:
         import shutil  # slow to import, and seldom needed

@@ -6,6 +6,7 @@ import os
 import selectors
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
@@ -98,17 +99,22 @@ class Output:
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._streams: list[_Stream] = []
+        # Registered by the thread that reads, which waits for them meanwhile.
+        self._added: deque[_Stream] = deque()
         self._drained: list[threading.Event] = []
         self._ended = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._read_all, name="kway-output", daemon=True)
 
     def add(self, rank: int, name: str, fd: int) -> None:
-        """Read ``fd`` (owned from now on) as the stream ``name`` of ``rank``. Only before ``start``."""
+        """Read ``fd`` (owned from now on) as the stream ``name`` of ``rank``."""
         log = self._logs[rank] if self._logs else None
         stream = _Stream(rank, name, fd, log, self._ranks > 1)
-        self._streams.append(stream)
-        self._selector.register(fd, selectors.EVENT_READ, stream)
+        # A process that was replaced has no more to say.
+        self._streams = [each for each in self._streams if (each.rank, each.name) != (rank, name)] + [stream]
+        self._added.append(stream)
+        if self._thread.is_alive():
+            os.write(self._wake_write, b"a")
 
     def start(self) -> None:
         """Begin to read."""
@@ -140,6 +146,7 @@ class Output:
         if self._thread.is_alive():
             os.write(self._wake_write, b"e")
             self._thread.join(timeout)
+        self._register()
         for key in list(self._selector.get_map().values()):
             os.close(key.fd)
         os.close(self._wake_write)
@@ -147,9 +154,15 @@ class Output:
         for log in self._logs:
             log.close()
 
+    def _register(self) -> None:
+        while self._added:
+            stream = self._added.popleft()
+            self._selector.register(stream.fd, selectors.EVENT_READ, stream)
+
     def _read_all(self) -> None:
         reads_left = _LAST_READS
         while reads_left:
+            self._register()
             # What was written before a call of ``drain`` is there by now, and is read in this turn, whatever a
             # rank that never stops printing adds.
             drained, self._drained = self._drained, []

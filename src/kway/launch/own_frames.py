@@ -4,7 +4,7 @@ from pathlib import Path
 
 OWN = {
     str(Path(__file__).with_name(name))
-    for name in ("worker.py", "script_rank.py", "script_alone.py", "as_main.py")
+    for name in ("worker.py", "script_rank.py", "script_alone.py", "as_main.py", "call.py")
 } | {"<frozen runpy>", "<string>"}
 
 

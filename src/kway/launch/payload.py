@@ -169,6 +169,11 @@ def dump(obj: Any, folder: Path | None = None) -> bytes:
     return pickle.dumps((file.path, file.spans, out.getvalue()), protocol=5)
 
 
+def check(obj: Any) -> None:
+    """Raise what pickling ``obj`` raises; its large buffers are not copied for that."""
+    _Pickler(BytesIO(), lambda buffer: False).dump(obj)
+
+
 def load(payload: bytes, *, keep: bool = True) -> Any:
     """Rebuild what ``dump`` was given. With ``keep=False`` the file loses its name once it is mapped."""
     path, spans, body = pickle.loads(payload)

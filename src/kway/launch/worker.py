@@ -36,7 +36,8 @@ class Setup:
 
     ``device`` is this rank's torch device string, ``port`` that of the store on 127.0.0.1, ``listen_fd`` the
     listening socket on rank 0 (-1 elsewhere), ``group`` whether tasks run in a process group, ``threads``
-    the intra-op threads (``None``: torch's choice), ``preload`` modules to import before the first task.
+    the intra-op threads (``None``: torch's choice), ``preload`` modules to import before the first task, ``cores`` the
+    logical processors that it is to stay on (empty: all).
     """
 
     rank: int
@@ -50,6 +51,7 @@ class Setup:
     preload: tuple[str, ...]
     path: tuple[str, ...]
     folder: str
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,9 @@ def main(control: int) -> None:
     atexit.register(_skip_teardown, done)
     line = Lifeline(control)
     setup: Setup = line.first()
+    if setup.cores:
+        # Before any library counts them.
+        os.sched_setaffinity(0, setup.cores)
     tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
     stops: dict[int, StopRequest] = {}
 

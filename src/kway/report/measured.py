@@ -114,6 +114,8 @@ def heading(entry: dict[str, Any]) -> str:
     """Say of an experiment when and how it was done."""
     if entry["how"] == "left":
         return f"{entry['name']}: not measured: {entry['why']}"
+    if entry["how"] == "estimated":
+        return f"{entry['name']}: estimated, not measured"
     size = "quick" if entry["quick"] else "full"
     if entry["how"] == "remembered":
         age = seconds_text(entry["age_s"])

@@ -5,7 +5,7 @@ A layout is data: an ordered mapping from axis names to sizes. A new axis is one
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -13,7 +13,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from kway.comm.buckets import BUCKET_BYTES
 from kway.comm.group import Group
+from kway.cost.estimate import Estimate
+from kway.cost.gradients import add_gradient_sums
 from kway.job import Job
 from kway.step.core import StepCore
 from kway.step.open_jobs import OpenJob
@@ -87,3 +90,17 @@ class Axis(ABC):
     @abstractmethod
     def apply(self, part: Part, group: Group) -> None:
         """Change ``part`` so that the ranks of ``group`` work together along this axis. A collective."""
+
+    def price(self, estimate: Estimate, size: int, devices: Sequence[str]) -> None:
+        """Add to ``estimate`` what ``size`` of the ``devices`` cost along this axis, in seconds and in bytes of each.
+
+        ``estimate`` has by now what a device takes for its share and holds of the whole model (``Estimate.begin``);
+        axes come in their ``order``. Here: where the batch is split gradients are summed once backward has ended, as by
+        ``data``. An axis that splits anything else says itself what that saves and costs. Raises ``NotMeasuredError``.
+        """
+        if self.splits_batch:
+            add_gradient_sums(estimate, size, BUCKET_BYTES, hides=False)
+        elif size > 1:
+            estimate.note(
+                f"{self.name}: nothing is known of what it saves and of what its devices send each other"
+            )

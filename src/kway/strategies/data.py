@@ -1,6 +1,6 @@
 """Data parallelism: every rank holds the whole model and a share of the global batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar
@@ -8,13 +8,17 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from kway.comm.buckets import BUCKET_BYTES
 from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
+from kway.cost.estimate import Estimate
+from kway.cost.gradients import add_gradient_sums
 from kway.errors import UsageError
 from kway.flat import flat
 from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
+from kway.step.kinds import KINDS
 from kway.step.open_jobs import OpenJob
 from kway.strategies.base import Axis, Part
 from kway.strategies.replicas import check_replicas, compare_shapes, rounds_as
@@ -69,6 +73,15 @@ class Data(Axis):
         notes = None if alike else part.notes
         part.checks.append(partial(check_replicas, part.model, group, part.device, notes))
         part.equalise.append(partial(equalise_buffers, part.model, group, exact))
+
+    def price(self, estimate: Estimate, size: int, devices: Sequence[str]) -> None:
+        """Add the sums of gradients, in buckets, and what the level gathers: see ``add_gradient_sums``.
+
+        What is compiled as one piece hands over all gradients at its end, and is cut into pieces on GPUs alone: see
+        ``kway.step.pieces``.
+        """
+        kind = KINDS[estimate.step_kind]
+        add_gradient_sums(estimate, size, BUCKET_BYTES, hides=not (kind.compiles and estimate.on_cpu))
 
 
 class Gradients:

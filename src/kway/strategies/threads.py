@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from kway.comm.group import Group
+from kway.cost.estimate import Estimate
+from kway.cost.gradients import add_thread_sums
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.core import StepCore
@@ -51,6 +53,10 @@ class Threads(Axis):
         if group.size > 1:
             part.notes.append(f"threads: {group.size} replicas in one process")
             part.taking = Steps(group, part.notes).taking
+
+    def price(self, estimate: Estimate, size: int, devices: Sequence[str]) -> None:
+        """Add what replicas hand each other through memory, and their turns: see ``add_thread_sums``."""
+        add_thread_sums(estimate, size)
 
 
 class Steps:

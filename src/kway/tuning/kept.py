@@ -29,11 +29,24 @@ _EMPTY = CellType()
 def facts(
     job: Job, plan: Plan, model: nn.Module, subject: Subject, world: World, parts: Parts
 ) -> dict[str, Any]:
-    """Return what a choice depends on: model, batch, machine, versions; plain values.
+    """Return what a choice depends on: model, batch, machine, versions; plain values."""
+    return {
+        **job_facts(job, model, parts, torch.device(world.device)),
+        "level": plan.exactness,
+        "layout": plan.layout,
+        "step_kind": subject.step_kind,
+        "settings": plan.settings,
+        "compiler": subject.compiler,
+        "devices": len(plan.device_set),
+        "threads": world.threads,
+    }
 
-    Code counts as well: of the model's classes, loss, optimizer, penalty, schedule and metrics.
+
+def job_facts(job: Job, model: nn.Module, parts: Parts, device: torch.device) -> dict[str, Any]:
+    """Return what the time of a job's steps depends on wherever they are spread: model, batch, machine, versions.
+
+    Code counts as well: of the model's classes, loss, optimizer, penalty, schedule and metrics. Plain values.
     """
-    device = torch.device(world.device)
     named = list(model.named_parameters())
     return {
         "model": str(model),
@@ -50,14 +63,7 @@ def facts(
         "micro_batch": job.micro_batch,
         "workers": job.workers,
         "precision": job.precision,
-        "level": plan.exactness,
-        "layout": plan.layout,
-        "step_kind": subject.step_kind,
-        "settings": plan.settings,
-        "compiler": subject.compiler,
         "device": gpu_name(device) or cpu.model(),
-        "devices": len(plan.device_set),
-        "threads": world.threads,
         "usable": cpu.usable_cores(),
         "versions": {**versions(), "cuda": torch.version.cuda},
     }

@@ -1,0 +1,79 @@
+"""What a collective takes: read between the sizes that were measured for that many ranks."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from kway.cost.curve import between, rising
+from kway.errors import NotMeasuredError
+from kway.measurements import Measurements
+
+ALL_REDUCE, ALL_GATHER, ORDERED = "all-reduce", "all-gather", "ordered tree reduction"
+
+
+def backend_of(devices: Iterable[str]) -> str:
+    """Return the back end that ranks on these devices talk through: NCCL between GPUs, else Gloo."""
+    return "nccl" if all(device.startswith("cuda") for device in devices) else "gloo"
+
+
+def collective_s(
+    measurements: Measurements | None, backend: str, collective: str, ranks: int, size: float
+) -> float:
+    """Return the seconds of a collective of ``size`` bytes (of the larger buffer of a rank) among ``ranks`` ranks.
+
+    Between two measured sizes a straight line of the logarithms; never one bandwidth, since back ends change their
+    algorithm with the size. Below the smallest size its time, which is latency. Beyond the largest one the fitted
+    bandwidth for what is more than it (the postal model, t = latency + bytes / bandwidth: Hockney, "The communication
+    challenge for MPP", 1994). More bytes never cost less. One rank, or no byte, costs nothing.
+
+    Raises ``NotMeasuredError`` where nothing was measured for this back end, collective and number of ranks.
+    """
+    if ranks < 2 or size <= 0:
+        return 0.0
+    asked = {"collective": collective, "backend": backend, "ranks": ranks}
+    points = [
+        (figure["parameters"]["bytes"], figure["value"])
+        for figure in _figures(measurements, "time, ", asked)
+        if figure["value"] > 0
+    ]
+    if not points:
+        raise NotMeasuredError(
+            f"the time of {collective} among {ranks} ranks through {backend}",
+            "it was not measured here",
+            f"measure it: kway measure --only collectives{_of(backend, ranks)}",
+        )
+    curve = rising(points)
+    largest, slowest = curve[-1]
+    if size <= curve[0][0]:
+        return curve[0][1]
+    if size <= largest:
+        return between(curve, size, math.log)
+    fits = _figures(measurements, "fitted bandwidth, ", asked)
+    # Without a fit the last size's own rate: it has its latency in it, and is no better than what was seen.
+    bandwidth = max((figure["value"] for figure in fits), default=largest / slowest)
+    return slowest + (size - largest) / max(bandwidth, largest / slowest)
+
+
+def measured_ranks(
+    measurements: Measurements | None, backend: str, collective: str = ALL_REDUCE
+) -> list[int]:
+    """List the numbers of ranks for which a collective was measured."""
+    found = _figures(measurements, "time, ", {"collective": collective, "backend": backend})
+    return sorted({figure["parameters"]["ranks"] for figure in found})
+
+
+def _figures(
+    measurements: Measurements | None, name: str, parameters: dict[str, Any]
+) -> list[dict[str, Any]]:
+    # Names end with the kind of ranks, which the back end and the devices decide.
+    return [
+        figure
+        for figure in (measurements.figures if measurements is not None else [])
+        if figure["experiment"] == "collectives"
+        and figure["name"].startswith(name)
+        and parameters.items() <= figure["parameters"].items()
+    ]
+
+
+def _of(backend: str, ranks: int) -> str:
+    return f" --devices cpu:{ranks}" if backend == "gloo" else ""

@@ -1,0 +1,121 @@
+"""What a step of one candidate costs, while it is being added up: seconds by term, bytes by part."""
+
+import math
+from dataclasses import dataclass, field
+
+from kway.cost.collectives import backend_of, collective_s
+from kway.cost.compute import backward_s, compute_s, fixed_s, spread_of
+from kway.cost.memory import memory_of
+from kway.cost.skew import side_by_side, waiting_s
+from kway.measurements import Measurements
+from kway.workload import Workload
+
+COMPUTE, LAUNCH, INPUT, OPTIMIZER = "compute", "launch", "input", "optimizer"
+BESIDE, WAITING = "ranks beside each other", "waiting for the slowest rank"
+
+
+@dataclass
+class Estimate:
+    """A step on ``devices`` (as torch spells them), of which each computes ``samples`` with ``threads`` CPU threads.
+
+    ``batch_size``: global. ``shards``: of level bits. ``several``: whether a device has others to work with. ``terms``:
+    exposed seconds by name, whose sum is the step; ``memory``: bytes of one device by part. Axes add to both, or change
+    what is there. ``beside``: by which factor ranks of one CPU slow each other down. ``notes``: lines for the user.
+    """
+
+    workload: Workload
+    measurements: Measurements | None
+    devices: tuple[str, ...]
+    step_kind: str
+    batch_size: int
+    samples: int
+    threads: int
+    shards: int = 8
+    terms: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+    beside: float = 1.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def several(self) -> bool:
+        """Whether a device has others to work with."""
+        return len(self.devices) > 1
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the devices are CPU ranks."""
+        return not self.devices[0].startswith("cuda")
+
+    @property
+    def backend(self) -> str:
+        """The back end through which the ranks talk."""
+        return backend_of(self.devices)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return math.fsum(self.terms.values())
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes that one device needs."""
+        return math.fsum(self.memory.values())
+
+    def add(self, term: str, seconds: float) -> None:
+        """Add exposed seconds to a term."""
+        self.terms[term] = self.terms.get(term, 0.0) + seconds
+
+    def hold(self, part: str, size: float) -> None:
+        """Add bytes of each device to a part of its memory."""
+        self.memory[part] = self.memory.get(part, 0.0) + size
+
+    def note(self, line: str) -> None:
+        """Add a line for the user, once."""
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def collective_s(self, collective: str, ranks: int, size: float) -> float:
+        """Return the seconds of a collective of ``size`` bytes among ``ranks`` of the devices: see ``collective_s``."""
+        return collective_s(self.measurements, self.backend, collective, ranks, size)
+
+    def part_s(self, part: str) -> float:
+        """Return the seconds of a part of a step as each device takes it alone: see ``compute_s``."""
+        own = self.workload, self.step_kind, self.samples, self.threads
+        if part == "backward":
+            return backward_s(*own, self.several)
+        return compute_s(*own, part, self.several)
+
+    def begin(self) -> None:
+        """Add what each device takes and holds by itself, and what devices cost each other by being there.
+
+        The whole step is what was timed; input and optimizer are told apart where they were. What does not fall with
+        the share is ``launch``. Raises ``NotMeasuredError``.
+        """
+        rest = step_s = self.part_s("step")
+        fixed = self._fixed_s("step")
+        for term in (INPUT, OPTIMIZER):
+            if self.workload.timed(self.step_kind, term):
+                seconds = min(self.part_s(term), rest)
+                fixed -= self._fixed_s(term)
+                rest -= seconds
+                self.add(term, seconds)
+        launch = min(max(0.0, fixed), rest)
+        self.add(LAUNCH, launch)
+        self.add(COMPUTE, rest - launch)
+        for part, size in memory_of(self.workload, self.step_kind, self.samples).items():
+            self.hold(part, size)
+        if not self.several:
+            return
+        if not self.workload.timed(self.step_kind, several=True):
+            self.note(
+                "what a device does for the others beside computing its share was not timed: profile for several"
+            )
+        if self.on_cpu:
+            self.beside = side_by_side(self.measurements, len(self.devices))
+            self.add(BESIDE, (self.beside - 1) * step_s)
+        own = self.workload, self.step_kind, self.samples, self.threads
+        spread = spread_of(*own, self.several)
+        self.add(WAITING, waiting_s(step_s * self.beside, spread, len(self.devices)))
+
+    def _fixed_s(self, part: str) -> float:
+        return fixed_s(self.workload, self.step_kind, self.threads, part, self.several)

@@ -1,0 +1,178 @@
+"""Where a run gets its layout from: a plan that is given, or one that is made for it (``strategy="auto"``)."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kway.devices.topology import discover
+from kway.errors import UsageError
+from kway.job import Job
+from kway.jobs.known_costs import gather
+from kway.jobs.place import Place, place
+from kway.jobs.planning import AUTO, asked_of, planned
+from kway.jobs.tuning import first_kind
+from kway.launch.torchrun import from_environment
+from kway.planned import Planned, spelled_set, titled
+from kway.planning import history
+from kway.records import Training
+from kway.report.plans import trust
+from kway.step.kinds import DEFAULT_KIND
+from kway.training.parts import training_parts
+from kway.units import counted, seconds_text, shown
+
+# What finding out what is not known yet may take, in seconds, about: starting ranks is not in our hands.
+MOST_S = 10.0
+# A choice that took longer says how long.
+SAID_S = 1.0
+
+
+@dataclass(frozen=True)
+class Going:
+    """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it."""
+
+    job: Job
+    devices: Any
+    strategy: Any
+    step_kind: str
+    exactness: str
+    shards: int
+    row: Mapping[str, Any] | None = None
+    lines: tuple[str, ...] = ()
+
+    def place(self, patient: bool, settings: Mapping[str, Any] | None) -> Place:
+        """Return where the run goes. Raises ``UsageError``. ``patient``: see ``kway.jobs.place.place``."""
+        strategy = AUTO if self.strategy is None else self.strategy
+        kind = first_kind(self.step_kind)
+        where = place(self.devices, strategy, self.exactness, self.shards, patient, kind, settings)
+        return replace(where, notices=(*self.lines, *where.notices))
+
+    def judged(self, record: Training, where: Place) -> Training:
+        """Return the record of the run with what was predicted of it, and keep how far that was off.
+
+        Nothing of a run that went otherwise: that lost devices, say. Kept is only what is of the same step: not where
+        tuning or the user chose another one.
+        """
+        row = self.row
+        if row is None or record.device_set != row["device_set"] or record.layout != row["layout"]:
+            return record
+        measured = record.measured_step_s
+        tuned = (record.tuned or {}).get("choice") or record.settings
+        if where.is_main and measured and not tuned and record.step_kind == row["step_kind"]:
+            made = datetime.now(UTC).isoformat(timespec="seconds")
+            kept = {**row, "measured_step_s": measured, "error": row["step_s"] / measured - 1}
+            history.keep(history.facts_of(discover()), [history.entry(kept, record.model, made)])
+        return replace(record, predicted_step_s=row["step_s"])
+
+
+def foreseen(plan: Any, going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
+    """Return how a run goes by the plan that is given, or that is made for ``strategy="auto"``; else as it is named.
+
+    Raises ``UsageError``: see ``by_plan`` and ``automatic``.
+    """
+    if plan is not None:
+        return by_plan(plan, going)
+    return automatic(going, ranks, say) if going.strategy == AUTO else going
+
+
+def by_plan(plan: Any, going: Going) -> Going:
+    """Return a run as a plan has it. ``plan``: the record, or its file.
+
+    Raises ``UsageError`` where the plan is of another job or of a machine that is not here, and where devices,
+    strategy or step kind are named beside it.
+    """
+    if not isinstance(plan, Planned | str | Path):
+        raise UsageError(
+            f"plan is of type {type(plan).__name__}",
+            "it must be what kway.plan returns, or the path of plan.json",
+        )
+    record = plan if isinstance(plan, Planned) else Planned.load(Path(plan))
+    row, job = record.best, going.job
+    if record.estimate_only:
+        raise UsageError(
+            f"a plan for a machine that is not here ({titled(row)})",
+            "a run needs the devices that it names",
+            "plan for this machine",
+        )
+    named = {
+        "devices": (going.devices, AUTO),
+        "strategy": (going.strategy, None),
+        "step_kind": (going.step_kind, AUTO),
+    }
+    for name, (given, usual) in named.items():
+        if given != usual:
+            raise UsageError(
+                f"plan and {name}={shown(given)}", f"the plan says {titled(row)}", "leave one out"
+            )
+    if job.batch_size is None and not isinstance(job.data, torch.utils.data.DataLoader):
+        job = replace(job, batch_size=row["batch_size"])
+    batch = training_parts(replace(job, validation=None))[0].order.batch_size
+    for what, got, need in (
+        ("model", record.model, job.title),
+        ("precision", record.precision, job.precision),
+        ("batch size", row["batch_size"], batch),
+        ("exactness", record.level, record.level if going.exactness == "math" else going.exactness),
+    ):
+        if got != need:
+            raise UsageError(f"a plan for {what} {got}", f"the job has {need}", "plan it anew: kway plan")
+    line = f"as planned on {record.made[:10]}: {titled(row)}, {seconds_text(row['step_s'])} a step predicted"
+    devices = spelled_set(row["device_set"])
+    return Going(job, devices, row["strategy"], row["step_kind"], record.level, record.shards, row, (line,))
+
+
+def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
+    """Plan a run and return it as was chosen; inside ranks that are there as it is: their number is given.
+
+    Devices ``"auto"``: every number of GPUs, of CPU ranks where there is none; else the device set to use. What is not
+    remembered of model and machine is found out now, in ``MOST_S``, about. Raises ``UsageError`` for what cannot be
+    planned, and where the model fits nowhere.
+    """
+    begun = time.perf_counter()
+    cluster = discover()
+    world = from_environment(device="cuda" if cluster.gpus else "cpu")
+    if world is not None and world.size > 1:
+        return going
+    # Compiling takes longer than a choice may; `kway tune` looks at it.
+    kinds = [DEFAULT_KIND] if going.step_kind == AUTO else [going.step_kind]
+    asked = asked_of(going.job, going.devices, AUTO, going.exactness, going.shards, kinds, cluster=cluster)
+    if going.devices == AUTO and cluster.gpus:
+        asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
+    record = planned(asked, gather(asked, (), None, ranks, _announced(going.job, say), seconds=MOST_S), begun)
+    row = record.best
+    return replace(
+        going,
+        devices=spelled_set(row["device_set"]),
+        strategy=row["strategy"],
+        row=row,
+        lines=told(record),
+    )
+
+
+def _announced(job: Job, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return ``say`` with a line before its first one: what goes on, and for how long."""
+    lines = iter(
+        [
+            f"auto: what is not known of {job.title} and of this machine is found out now, in about {MOST_S:.0f} s"
+        ]
+    )
+
+    def announced(text: str) -> None:
+        for line in lines:
+            say(line)
+        say(text)
+
+    return announced
+
+
+def told(record: Planned) -> tuple[str, ...]:
+    """Say in two lines what was chosen, and why."""
+    row = record.best
+    count = counted(len(record.candidates), "candidate")
+    trusted = next((line.partition(" ")[2].strip() for line in trust(record) if "on average" in line), "")
+    first = f"auto: {titled(row)} of {count}, {seconds_text(row['step_s'])} a step predicted"
+    first += f", found out in {seconds_text(record.seconds)}" if record.seconds > SAID_S else ""
+    return first + (f" ({trusted})" if trusted else ""), f"why: {row['reason']}"

@@ -1,0 +1,225 @@
+"""What a plan rests on: the job's workload on each type of device, and measurements of the machine; from records,
+from the cache, or taken now.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kway.devices.remembered import digest, read, write
+from kway.errors import UsageError
+from kway.job import Job
+from kway.jobs.measuring import QUICK_S, measure
+from kway.jobs.profiling import AUTO, NOT_ASKED, USUAL_S, profile
+from kway.measurements import Measurements
+from kway.planned import spelled_set
+from kway.step.build import build
+from kway.step.kinds import DEFAULT_KIND, KINDS
+from kway.training.parts import training_parts
+from kway.tuning.kept import job_facts
+from kway.units import seconds_text
+from kway.workload import Workload
+
+if TYPE_CHECKING:
+    from kway.jobs.planning import Asked
+
+# The experiments that prices of several devices are made of.
+EXPERIMENTS = ("copies", "collectives", "overlap")
+# Operations a second of a CPU core that few reach, and how many times as long as one GPU's step CPU ranks may take at
+# that rate: beyond, they win on no account, and to profile them would take minutes.
+CORE_FLOPS_S, FAR_BEHIND = 1e11, 3.0
+# Of a short time, what is for the model where the machine has to be measured too: to start ranks takes the most.
+PROFILE_PART = 0.2
+
+
+@dataclass(frozen=True)
+class Known:
+    """``workloads`` and ``measurements`` by type of device; the latter only where there are several devices.
+
+    ``unknown``: why nothing is known of a type.
+    """
+
+    workloads: Mapping[str, Workload]
+    measurements: Mapping[str, Measurements]
+    notices: Sequence[str] = field(default=())
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    def step_kinds(self, device_type: str, named: Sequence[str] | None) -> list[str]:
+        """Return the step kinds that were timed on a type of device, of those that are ``named``."""
+        timed = self.workloads[device_type].step_kinds() if device_type in self.workloads else []
+        return [kind for kind in timed if named is None or kind in named]
+
+    def kinds_left(self, named: Sequence[str] | None) -> list[dict[str, Any]]:
+        """Return rows of a plan's ``left`` for what was not timed: step kinds, and whole types of device."""
+        rows = [
+            (each.device, kind, why)
+            for each in self.workloads.values()
+            for kind, why in each.step_kinds_left.items()
+            if named is None or kind in named
+        ]
+        rows += [(device, "any", why) for device, why in self.unknown.items()]
+        return [
+            {"strategy": "any", "devices": 0, "device_set": [device], "step_kind": kind, "why": why}
+            for device, kind, why in rows
+        ]
+
+
+def gather(
+    asked: "Asked",
+    workloads: Sequence[Workload],
+    measurements: Measurements | None,
+    ranks: Any,
+    say: Callable[[str], None],
+    refresh: bool = False,
+    seconds: float | None = None,
+) -> Known:
+    """Return what prices are made of. What is given, or was found out before, is not found out again.
+
+    ``refresh``: what was found out before counts for nothing. ``seconds``: what all of it may take, about; ``None``:
+    as long as a profile and a quick measurement take. Raises ``UsageError`` for what is of another job.
+    """
+    begun = time.perf_counter()
+    given = {each.device.partition(":")[0]: _of_job(each, asked) for each in workloads}
+    several = any(asked.counts(kind)[-1] > 1 for kind in asked.device_types)
+    machine_too = several and measurements is None
+    part = None if seconds is None else seconds * (PROFILE_PART if machine_too else 1.0)
+    found: dict[str, Workload] = {}
+    unknown: dict[str, str] = {}
+    # GPUs first: what they take says whether CPU ranks are worth a look.
+    for kind in sorted(asked.device_types, reverse=True):
+        why = "" if kind in given else _hopeless(asked, kind, found.get("cuda"))
+        if why:
+            unknown[kind] = why
+        else:
+            found[kind] = given[kind] if kind in given else profiled(asked, kind, say, refresh, part)
+    of: dict[str, Measurements] = {}
+    for kind in found:
+        if asked.counts(kind)[-1] == 1:
+            continue
+        left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
+        of[kind] = measured(asked, kind, ranks, say, refresh, left) if measurements is None else measurements
+    return Known(found, of, unknown=unknown)
+
+
+def _hopeless(asked: "Asked", device_type: str, on_gpu: Workload | None) -> str:
+    """Say why a type of device need not be profiled, or ``""``."""
+    if not kinds_for(asked.step_kinds, device_type):
+        return f"step kind {', '.join(asked.step_kinds or ())} needs a CUDA device"
+    if device_type != "cpu" or on_gpu is None or asked.named or not on_gpu.flop_per_sample:
+        return ""
+    timed = on_gpu.timed(DEFAULT_KIND)[-1]
+    least = on_gpu.flop_per_sample * timed["samples"] / (CORE_FLOPS_S * asked.cluster.cpu["usable"])
+    if least < FAR_BEHIND * timed["seconds"]:
+        return ""
+    return (
+        f"not profiled: at {CORE_FLOPS_S / 1e9:.0f} GFLOP/s a core, which few reach, all cores take "
+        f"{least / timed['seconds']:.1f} times as long as one GPU (--devices cpu:N looks at it)"
+    )
+
+
+def kinds_for(named: Sequence[str] | None, device_type: str) -> list[str]:
+    """Return the step kinds to profile on a type of device: those ``named`` that run there, else the usual ones."""
+    if named is None:
+        return [DEFAULT_KIND] if device_type == "cpu" else list(KINDS)
+    return [name for name in named if KINDS[name].needs in (None, device_type)]
+
+
+def _of_job(workload: Workload, asked: "Asked") -> Workload:
+    """Return a workload that was given. Raises ``UsageError`` where it is of another job."""
+    for what, got, need in (
+        ("model", workload.model, asked.job.title),
+        ("precision", workload.precision, asked.job.precision),
+        ("level", workload.level, asked.level),
+    ):
+        if got != need:
+            raise UsageError(f"a workload of {what} {got}", f"the job has {need}", "profile the job anew")
+    return workload
+
+
+def profiled(
+    asked: "Asked", device_type: str, say: Callable[[str], None], refresh: bool, seconds: float | None
+) -> Workload:
+    """Return the workload of the job on a type of device: remembered, or profiled now on one of them.
+
+    One that was profiled in less time than now is wanted counts for nothing.
+    """
+    most = max((each for each in asked.sets if each[0].startswith(device_type)), key=len)
+    kinds = kinds_for(asked.step_kinds, device_type)
+    job = asked.job
+    if asked.scaling.weak and len(most) > 1:
+        # So that the share of each device is among those that one of two devices has.
+        job = replace(job, batch_size=2 * asked.scaling.batch)
+    known = _facts(asked, job, most)
+    wanted = USUAL_S if seconds is None else seconds
+    held = None if refresh else _recalled(known, kinds, 0.0 if seconds is not None else wanted)
+    if held is not None:
+        return held
+    say(f"profiling {job.title} on one device ({most[0]}), about {seconds_text(wanted)}")
+    workload = profile(
+        job,
+        devices=spelled_set(most),
+        exactness=asked.level,
+        shards=asked.shards,
+        step_kind=kinds,
+        seconds=wanted,
+    )
+    write(_place(known), known, seconds=wanted, workload=workload.to_dict())
+    return workload
+
+
+def _facts(asked: "Asked", job: Job, device_set: Sequence[str]) -> dict[str, Any]:
+    """Return what a workload depends on, plain values."""
+    parts = training_parts(replace(job, validation=None))[0]
+    return {
+        **job_facts(job, build(job), parts, torch.device(device_set[0])),
+        "batch_size": parts.order.batch_size,
+        "level": [asked.level, asked.shards],
+        "device_set": spelled_set(list(device_set)),
+        "form": Workload.version,
+    }
+
+
+def _place(known: Mapping[str, Any]) -> Path:
+    return Path("profiled") / f"{digest(known)}.json"
+
+
+def _recalled(known: Mapping[str, Any], kinds: Sequence[str], seconds: float) -> Workload | None:
+    """Return a workload that was profiled with these step kinds in as many seconds, or ``None``."""
+    held = read(_place(known), known)
+    try:
+        if held is None or float(held["seconds"]) < seconds:
+            return None
+        workload = Workload.from_dict(held["workload"])
+    except (UsageError, KeyError, TypeError, ValueError):
+        return None
+    tried = {
+        *workload.step_kinds(),
+        *(kind for kind, why in workload.step_kinds_left.items() if why != NOT_ASKED),
+    }
+    return workload if set(kinds) <= tried else None
+
+
+def measured(
+    asked: "Asked",
+    device_type: str,
+    ranks: Any,
+    say: Callable[[str], None],
+    refresh: bool,
+    seconds: float | None,
+) -> Measurements:
+    """Return measurements of the devices of a type: remembered ones, or quick ones that are taken now.
+
+    As ``kway measure`` takes them where nobody names devices, so that those are the ones that are remembered.
+    """
+    cores = int(asked.cluster.cpu["usable"])
+    named = AUTO if device_type == "cuda" else f"cpu:{max(cores, *asked.counts('cpu'))}"
+    devices = AUTO if not asked.cluster.gpus and named == f"cpu:{cores}" else named
+    # What a quick measurement may take ends so long after it began: here it began earlier, where less is left.
+    since = None if seconds is None else time.perf_counter() + min(0.0, seconds - QUICK_S)
+    return measure(
+        devices=devices, only=EXPERIMENTS, quick=True, refresh=refresh, ranks=ranks, since=since, say=say
+    )

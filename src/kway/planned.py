@@ -1,0 +1,118 @@
+"""The record of every layout that was priced for a job, ranked, with what speaks for and against each: plan.json."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kway.errors import UsageError
+from kway.records import Record
+
+# By which part of a step the terms may miss its time: they are its terms, and only rounding lies between.
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Planned(Record):
+    """What every layout of a job would cost on every number of devices, ranked. Seconds and bytes.
+
+    ``candidates``: one for each strategy, device set and step kind, the fastest a sample first and what does not fit
+    last: ``strategy``, ``devices`` (how many), ``device_set``, ``layout``, ``step_kind``, ``batch_size`` (global),
+    ``step_s``, ``terms`` (exposed seconds by name, their sum is ``step_s``), ``memory_bytes`` (of each device) and
+    ``memory`` (its parts by name), ``room_bytes`` (what a device has, or ``None``), ``fits``, ``missing_bytes``,
+    ``eligible`` (whether it may be chosen), ``samples_per_s``, ``reason`` (a sentence), ``break_even``
+    (``batch_size`` and ``flop_per_sample`` from which it is faster than one device, or ``None`` each), ``notes``;
+    after a check ``measured_step_s``, ``error`` (predicted / measured - 1) and ``rounds`` (the step of each run).
+    ``chosen``: which candidate. ``left``: what could not be priced, with ``why``. ``scaling``: ``strong`` or ``weak``,
+    where ``batch_size`` is that of one device. ``serial_fraction``: of a step on one device, what does not get
+    shorter with fewer samples; ``amdahl_bound``: the speed-up that this allows at most, ``None``: any. ``history``:
+    ``checks`` that were made here before, and ``mean_error`` of them. ``check``: of a check ``mean_error``,
+    ``right_order`` and ``pairs`` (those more than a tenth apart). ``workloads`` and ``measurements``: what it rests
+    on, with dates. ``estimate_only``: the machine is not here. Raises ``UsageError`` for what is not of this form.
+    """
+
+    kind: ClassVar[str] = "plan"
+
+    model: str
+    precision: str
+    level: str
+    scaling: str
+    batch_size: int
+    candidates: list[dict[str, Any]]
+    chosen: int
+    left: list[dict[str, Any]]
+    serial_fraction: float | None
+    amdahl_bound: float | None
+    history: dict[str, Any]
+    workloads: list[dict[str, Any]]
+    measurements: list[dict[str, Any]]
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    made: str
+    seconds: float
+    shards: int = 8
+    estimate_only: bool = False
+    check: dict[str, Any] | None = None
+    notices: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        problem = _wrong(self)
+        if problem:
+            raise UsageError(f"a {self.kind}.json that does not hold together", problem)
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The candidate that was chosen."""
+        return self.candidates[self.chosen]
+
+    def __repr__(self) -> str:
+        """Say what was chosen and why; all of it is in the fields."""
+        return f"Planned({self.model}: {titled(self.best)}; {self.best['reason']})"
+
+
+_CANDIDATE: dict[str, Any] = {
+    "strategy": str, "devices": int, "device_set": list, "layout": dict, "step_kind": str, "batch_size": int,
+    "step_s": int | float, "terms": dict, "memory_bytes": int, "fits": bool, "missing_bytes": int,
+    "samples_per_s": int | float, "reason": str, "break_even": dict,
+}  # fmt: skip
+
+
+def _wrong(record: Planned) -> str:
+    """Say what is wrong with a record, or ``""``."""
+    if not (isinstance(record.candidates, list) and record.candidates):
+        return "it has no candidates"
+    for place, row in enumerate(record.candidates):
+        fields: Any = row if isinstance(row, dict) else {}  # a file may hold anything
+        for name, kind in _CANDIDATE.items():
+            value = fields.get(name, ...)
+            if value is ... or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                return f"{name} of candidate {place} is {'missing' if value is ... else repr(value)}"
+        numbers = list(row["terms"].values())
+        if not all(isinstance(each, int | float) and math.isfinite(each) and each >= 0 for each in numbers):
+            return f"candidate {place} has terms that are no times"
+        if abs(sum(numbers) - row["step_s"]) > ROUNDING * row["step_s"] or row["step_s"] <= 0:
+            return f"the terms of candidate {place} are {sum(numbers)} s together, its step {row['step_s']} s"
+        if len(row["device_set"]) != row["devices"]:
+            return f"candidate {place} has {row['devices']} devices and names {len(row['device_set'])}"
+    return (
+        "" if record.chosen in range(len(record.candidates)) else f"there is no candidate {record.chosen!r}"
+    )
+
+
+def spelled_set(device_set: list[str]) -> str:
+    """Write a device set as a user names it: ``cpu:2``, ``cuda:0,1``."""
+    if set(device_set) == {"cpu"}:
+        return f"cpu:{len(device_set)}"
+    return f"cuda:{','.join(device.partition(':')[2] for device in device_set)}"
+
+
+def titled(row: dict[str, Any]) -> str:
+    """Write a candidate in words: ``one device (cpu:1)``, ``data=2 on cpu:2``, ``data=2 on cpu:2, compiled``."""
+    where = short_set(row["device_set"])
+    name = f"one device ({where})" if row["devices"] == 1 else f"{row['strategy']} on {where}"
+    return name if row["step_kind"] == "eager" else f"{name}, {row['step_kind']}"
+
+
+def short_set(device_set: list[str]) -> str:
+    """Write a device set; many GPUs by their number."""
+    gpus = len(device_set) if set(device_set) != {"cpu"} else 0
+    return f"{gpus} GPUs" if gpus > 4 else spelled_set(device_set)

@@ -1,0 +1,145 @@
+"""Why one candidate is the fastest, and for each that loses one sentence with its numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kway.planned import titled
+from kway.units import bytes_text, counted, seconds_text
+
+# Of the largest change of a term in its direction, and of the step, what is left unsaid.
+SMALL, SMALL_OF_STEP = 0.05, 0.001
+# By which part two candidates differ that are said to be as fast as each other.
+EVEN = 0.005
+# By which part candidates differ whose order no prediction can tell.
+CLOSE = 0.03
+
+Row = dict[str, Any]
+
+
+def explained(rows: Sequence[Row], chosen: int) -> list[str]:
+    """Return the sentence of each row. ``chosen``: which one is the plan."""
+    return [_reason(row, place, rows, chosen) for place, row in enumerate(rows)]
+
+
+def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int) -> str:
+    if not row["fits"]:
+        return does_not_fit(row)
+    one = one_device(row, rows)
+    if place == chosen:
+        return _why_first(row, one, rows, chosen)
+    if not row["eligible"]:
+        return f"never chosen: {counted(row['devices'], 'rank')} share fewer cores"
+    best = rows[chosen]
+    if one is not None and one is not row and row["samples_per_s"] < one["samples_per_s"] * (1 - EVEN):
+        text = f"{_slower(row, one)}: {_changes(one, row)}"
+        after = _from_batch_on(row)
+        return f"{text}; {after}" if after else text
+    if row["samples_per_s"] > best["samples_per_s"]:
+        near = f"predicted to be less than {CLOSE:.0%} faster than {titled(best)}, too close to tell"
+        return f"{near}: {_changes(best, row)}"
+    return f"{_slower(row, best)}: {_changes(best, row)}"
+
+
+def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int) -> str:
+    word = "fastest" if chosen == 0 else f"chosen of those within {CLOSE:.0%} of the fastest"
+    if row["devices"] > 1 and one is not None:
+        ratio = row["samples_per_s"] / one["samples_per_s"]
+        return f"{word}: {ratio:.2f} times as fast as {titled(one)}: {_changes(one, row)}"
+    others = [other for other in rows if other["fits"] and other["eligible"] and other is not row]
+    several = next((other for other in others if other["devices"] > row["devices"]), None)
+    if several is not None:
+        return f"{word}: {titled(several)} takes {several_ratio(row, several):.2f} times as long a sample"
+    return f"{word} of {counted(len(others) + 1, 'candidate')}" if others else "the only candidate that fits"
+
+
+def several_ratio(row: Row, other: Row) -> float:
+    """Return how many times as long as ``row`` the other candidate takes for a sample."""
+    return float(row["samples_per_s"] / other["samples_per_s"])
+
+
+def one_device(row: Row, rows: Sequence[Row]) -> Row | None:
+    """Return the candidate on one device of the same type that a row is compared with: same step kind before others."""
+    alike = [
+        other
+        for other in rows
+        if other["devices"] == 1 and other["fits"] and _type_of(other) == _type_of(row)
+    ]
+    same = [other for other in alike if other["step_kind"] == row["step_kind"]]
+    return next(iter(same or alike), None)
+
+
+def _type_of(row: Row) -> str:
+    return str(row["device_set"][0]).partition(":")[0]
+
+
+def _slower(row: Row, other: Row) -> str:
+    ratio = several_ratio(other, row)
+    if ratio < 1 + EVEN:
+        return f"as fast as {titled(other)}"
+    return f"{ratio:.2f} times slower than {titled(other)}"
+
+
+def _changes(before: Row, after: Row) -> str:
+    """Say which terms of a step fall, and which add to it; of steps of unlike batches, which they are of."""
+    falls, adds = changes(before["terms"], after["terms"])
+    parts = []
+    if falls:
+        parts.append(
+            f"{_names(falls)} {'falls' if len(falls) == 1 else 'fall'} by {seconds_text(-sum(falls.values()))}"
+        )
+    if adds:
+        parts.append(
+            f"{_names(adds)} {'adds' if len(adds) == 1 else 'add'} {seconds_text(sum(adds.values()))}"
+        )
+    text = ", ".join(parts) or "no term differs"
+    if before["batch_size"] != after["batch_size"]:
+        text += f" (a step of {after['batch_size']:,} samples against one of {before['batch_size']:,})"
+    return text
+
+
+def changes(
+    before: Mapping[str, float], after: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return by how many seconds terms fall (below 0) and grow, largest first, without those that hardly change."""
+    names = dict.fromkeys([*before, *after])
+    differ = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in names}
+    least = SMALL_OF_STEP * sum(before.values())
+    falls = _largest({name: value for name, value in differ.items() if value < -least})
+    return falls, _largest({name: value for name, value in differ.items() if value > least})
+
+
+def _largest(changed: Mapping[str, float]) -> dict[str, float]:
+    least = SMALL * max(map(abs, changed.values()), default=0.0)
+    ordered = sorted(changed.items(), key=lambda each: -abs(each[1]))
+    return {name: value for name, value in ordered if abs(value) > least}
+
+
+def _names(terms: Mapping[str, float]) -> str:
+    names = list(terms)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _from_batch_on(row: Row) -> str:
+    """Say from where on more devices win, or that they never do."""
+    batch, flop = row["break_even"]["batch_size"], row["break_even"]["flop_per_sample"]
+    if batch is not None:
+        return f"from batch {_rounded(batch):,} on, {row['devices']} win"
+    if flop is not None:
+        return f"with {flop:.3g} flop a sample, {row['devices']} would win"
+    return f"no batch makes {row['devices']} win"
+
+
+def _rounded(batch: int) -> int:
+    """Return a batch in two digits that tell something: more would promise what no model of costs holds."""
+    size = int(10 ** max(0, len(str(batch)) - 2))
+    return -(-batch // size) * size
+
+
+def does_not_fit(row: Row) -> str:
+    """Say how much is missing on a device, and what needs most."""
+    largest = sorted(row["memory"].items(), key=lambda part: -part[1])[:2]
+    most = " and ".join(f"{name} {bytes_text(size)}" for name, size in largest)
+    return (
+        f"does not fit: it needs {bytes_text(row['memory_bytes'])} on each device ({most}), "
+        f"{bytes_text(row['missing_bytes'])} more than there is"
+    )

@@ -1,0 +1,73 @@
+"""A model that fits on none of the candidates: one error that says how much is missing, and what would help."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kway.errors import UsageError
+from kway.planned import titled
+from kway.planning.candidates import Candidate
+from kway.planning.price import Pricer, Room, Scaling
+from kway.units import bytes_text, counted
+
+# What of a device's memory shrinks with the samples it holds at once, by the names that prices give it.
+BY_SAMPLES = ("activations",)
+
+
+def fits_nowhere(
+    title: str,
+    rows: Sequence[tuple[Candidate, dict[str, Any]]],
+    price: Pricer,
+    room: Room,
+    scaling: Scaling,
+) -> UsageError:
+    """Return the error. ``rows``: all that were priced, none of which fits."""
+    candidate, row = min(rows, key=lambda pair: pair[1]["missing_bytes"])
+    parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in _largest(row["memory"]))
+    near = (
+        f"the closest, {titled(row)}, needs {bytes_text(row['memory_bytes'])} on each device ({parts}) and has "
+        f"{bytes_text(row['room_bytes'])}: {bytes_text(row['missing_bytes'])} are missing"
+    )
+    samples = counted(row["batch_size"], "sample")
+    return UsageError(
+        f"{title} with a batch of {samples} fits on none of {counted(len(rows), 'candidate')}",
+        near,
+        _help(candidate, row, price, room, scaling),
+    )
+
+
+def _largest(memory: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(((name, size) for name, size in memory.items() if size), key=lambda part: -part[1])[:4]
+
+
+def _help(candidate: Candidate, row: dict[str, Any], price: Pricer, room: Room, scaling: Scaling) -> str:
+    """Say what would help: a smaller batch where one fits, else what takes less than the whole model."""
+    has = room(candidate)
+    assert has is not None  # what does not fit has a limit
+
+    def fits(batch: int) -> bool:
+        return price(candidate, scaling.of(candidate.devices, batch)).memory_bytes <= has
+
+    most = largest(fits, scaling.batch - 1)
+    if most:
+        flag = "--batch-size-per-device" if scaling.weak else "--batch-size"
+        share = -(-scaling.of(candidate.devices, most) // candidate.devices)
+        return (
+            f"what would help: {flag} {most}, or the same batch in parts, --micro-batch {share}; --settings "
+            "recompute=true keeps fewer activations"
+        )
+    fixed = sum(size for name, size in row["memory"].items() if not name.startswith(BY_SAMPLES))
+    return (
+        f"a smaller batch does not help, as {bytes_text(fixed)} do not depend on it: what would help is an optimizer "
+        "that keeps less state (--optimizer sgd), a smaller model, or devices with more memory"
+    )
+
+
+def largest(holds: Callable[[int], bool], high: int) -> int:
+    """Return the largest whole number up to ``high`` for which ``holds`` is true, 0 for none; true ones come first."""
+    low = 0
+    if high >= 1 and holds(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

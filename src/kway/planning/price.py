@@ -1,0 +1,50 @@
+"""What a candidate costs, as the planner sees it, and who says so."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import fsum
+
+from kway.planning.candidates import Candidate
+
+
+@dataclass(frozen=True)
+class Price:
+    """A step of one candidate. ``terms``: exposed seconds by name; ``memory``: bytes of one device by part."""
+
+    terms: Mapping[str, float]
+    memory: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return fsum(self.terms.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that one device needs."""
+        return sum(self.memory.values())
+
+
+# ``pricer(candidate, global batch)``. Raises ``UsageError`` where what it would need was not measured.
+Pricer = Callable[[Candidate, int], Price]
+# Bytes that each device of a candidate has, or ``None`` where that is not known.
+Room = Callable[[Candidate], int | None]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How the global batch follows from the number of devices: ``batch`` for all, or for each device (``weak``)."""
+
+    batch: int
+    weak: bool = False
+
+    def of(self, devices: int, batch: int | None = None) -> int:
+        """Return the global batch on so many devices. ``batch``: in place of the own one."""
+        size = self.batch if batch is None else batch
+        return size * devices if self.weak else size
+
+    @property
+    def name(self) -> str:
+        """``strong`` or ``weak``."""
+        return "weak" if self.weak else "strong"

@@ -1,0 +1,142 @@
+"""Every candidate priced, ranked, and explained; the rows of plan.json."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kway.errors import UsageError
+from kway.planning.candidates import Candidate, Left
+from kway.planning.explain import CLOSE, explained
+from kway.planning.fits_nowhere import fits_nowhere
+from kway.planning.price import Price, Pricer, Room, Scaling
+from kway.planning.scaling import amdahl_bound, break_even_batch, break_even_flop, serial_fraction
+from kway.strategies.layout import one_process
+
+
+@dataclass(frozen=True)
+class Found:
+    """Candidates ranked as rows of plan.json, which is ``chosen``, what could not be priced, and Amdahl's bound."""
+
+    rows: list[dict[str, Any]]
+    chosen: int
+    left: list[Left]
+    serial_fraction: float | None
+    amdahl_bound: float | None
+    candidates: list[Candidate] = field(default_factory=list)
+
+
+def search(
+    candidates: Iterable[Candidate],
+    price: Pricer,
+    room: Room,
+    scaling: Scaling,
+    cores: int,
+    flop_per_sample: float | None,
+    title: str,
+) -> Found:
+    """Price and rank candidates. ``cores``: more CPU ranks are never chosen. ``title``: what errors call the model.
+
+    Raises ``UsageError`` where nothing can be priced, and where nothing fits: with what is missing and what would help.
+    """
+    priced: list[tuple[Candidate, Price]] = []
+    left: list[Left] = []
+    for each in candidates:
+        try:
+            priced.append((each, price(each, scaling.of(each.devices))))
+        except UsageError as error:
+            left.append(Left(each.strategy, each.device_set, each.step_kind, str(error)))
+    if not priced:
+        why = left[0].why if left else "there is no layout"
+        raise UsageError(f"no plan for {title}", why)
+    rows = [(each, _row(each, cost, room(each), scaling, cores)) for each, cost in priced]
+    rows.sort(key=lambda pair: _rank(pair[1]))
+    if not any(row["fits"] for _, row in rows):
+        raise fits_nowhere(title, rows, price, room, scaling)
+    table = [row for _, row in rows]
+    chosen = _chosen(table)
+    for each, row in rows:
+        one = _alone(each, [other for other, _ in rows])
+        if one is not None and each.devices > 1:
+            row["break_even"] = _break_even(each, one, price, scaling, flop_per_sample)
+    for row, reason in zip(table, explained(table, chosen), strict=True):
+        row["reason"] = reason
+    serial = _serial(rows[chosen][0], [each for each, _ in rows], price, scaling)
+    bound = None if serial is None else amdahl_bound(serial)
+    return Found(table, chosen, left, serial, bound, [each for each, _ in rows])
+
+
+def _row(candidate: Candidate, cost: Price, room: int | None, scaling: Scaling, cores: int) -> dict[str, Any]:
+    batch = scaling.of(candidate.devices)
+    missing = 0 if room is None else max(0, cost.memory_bytes - room)
+    return {
+        "strategy": candidate.strategy,
+        "devices": candidate.devices,
+        "device_set": list(candidate.device_set),
+        "layout": dict(candidate.layout),
+        "step_kind": candidate.step_kind,
+        "batch_size": batch,
+        "step_s": cost.step_s,
+        "terms": dict(cost.terms),
+        "memory_bytes": cost.memory_bytes,
+        "memory": dict(cost.memory),
+        "room_bytes": room,
+        "fits": not missing,
+        "missing_bytes": missing,
+        "eligible": candidate.device_type != "cpu" or candidate.devices <= cores,
+        "samples_per_s": batch / cost.step_s,
+        "reason": "",
+        "break_even": {"batch_size": None, "flop_per_sample": None},
+        "notes": list(cost.notes),
+    }
+
+
+def _rank(row: dict[str, Any]) -> tuple[bool, bool, float, int]:
+    """Order: what fits, what may be chosen, the time of a sample; of equals the one with fewer devices."""
+    return not row["fits"], not row["eligible"], -row["samples_per_s"], row["devices"]
+
+
+def _chosen(rows: Sequence[dict[str, Any]]) -> int:
+    """Return which candidate is the plan: the fastest, or among those that are too close to tell from it one with fewer
+    devices, and of these one whose ranks are processes: they share neither interpreter nor memory.
+    """
+    # Where only more ranks than cores were asked for, the fastest of them is all there is.
+    may = [place for place, row in enumerate(rows) if row["fits"] and row["eligible"]] or [0]
+    fastest = rows[may[0]]["samples_per_s"]
+    close = [place for place in may if rows[place]["samples_per_s"] * (1 + CLOSE) >= fastest]
+    return min(close, key=lambda place: (rows[place]["devices"], one_process(rows[place]["layout"]), place))
+
+
+def _alone(candidate: Candidate, others: Sequence[Candidate]) -> Candidate | None:
+    """Return one device of the same type with the same step kind, which more devices are compared with."""
+    return next(
+        (
+            other
+            for other in others
+            if other.devices == 1
+            and (other.device_type, other.step_kind) == (candidate.device_type, candidate.step_kind)
+        ),
+        None,
+    )
+
+
+def _break_even(
+    many: Candidate, one: Candidate, price: Pricer, scaling: Scaling, flop: float | None
+) -> dict[str, Any]:
+    try:
+        return {
+            "batch_size": break_even_batch(many, one, price, scaling),
+            "flop_per_sample": break_even_flop(many, one, price, scaling, flop),
+        }
+    except UsageError:
+        # What another batch would need was not measured.
+        return {"batch_size": None, "flop_per_sample": None}
+
+
+def _serial(
+    chosen: Candidate, candidates: Sequence[Candidate], price: Pricer, scaling: Scaling
+) -> float | None:
+    one = chosen if chosen.devices == 1 else _alone(chosen, candidates)
+    if one is None:
+        return None
+    counts = {each.devices for each in candidates if each.device_type == one.device_type}
+    return serial_fraction(one, price, scaling.of(1), sorted(counts))

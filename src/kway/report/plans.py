@@ -1,0 +1,160 @@
+"""A plan as text: the ranked table, what the time of each step is, the reasons, and how far to trust it."""
+
+from typing import Any
+
+from kway.planned import Planned, short_set, spelled_set, titled
+from kway.report.tables import table
+from kway.units import bytes_text, counted, seconds_text
+
+# Columns of terms that a terminal has room for; the picture and the record have all.
+MOST_TERMS = 5
+# Of a prediction, the part by which it is off that asks for another look at what it rests on.
+FAR_OFF = 0.2
+# Lines on what was left out.
+MOST_LEFT = 6
+
+
+def lines_of(record: Planned) -> list[str]:
+    """Return tables, reasons and notes of a plan."""
+    lines = [_ranked(record), "", _terms(record), ""]
+    lines += [
+        f"{place + 1:>3}  {titled(row)}: {row['reason']}" for place, row in enumerate(record.candidates)
+    ]
+    lines += _left(record.left)
+    lines += ["", *_whole(record), *trust(record)]
+    return [*lines, *(f"note       {text}" for text in record.notices)]
+
+
+def _left(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for what could not be priced: a few, where it is much."""
+    told = [row for row in rows if row["devices"] or row["step_kind"] == "any"]
+    lines = [f"  -  {_name(row)}: left out: {row['why']}" for row in told[:MOST_LEFT]]
+    more = len(told) - len(lines)
+    return lines + (
+        [f"  -  {counted(more, 'candidate')} more left out: see left in plan.json"] if more else []
+    )
+
+
+def _name(row: dict[str, Any]) -> str:
+    if not row["devices"]:
+        return "CPU ranks" if row["device_set"] == ["cpu"] else "GPUs"
+    return f"{row['strategy']} on {short_set(row['device_set'])}, {row['step_kind']}"
+
+
+def _ranked(record: Planned) -> str:
+    rows = record.candidates
+    checked = any(row.get("measured_step_s") for row in rows)
+    headings = ["", "strategy", "devices", "step kind", "step", "samples/s", "speed-up", "memory each"]
+    headings += ["measured", "error"] if checked else []
+    cells = []
+    for place, row in enumerate(rows):
+        one = _one(record, row)
+        cells.append(
+            [
+                f"{place + 1}{'*' if place == record.chosen else ''}",
+                row["strategy"],
+                spelled_set(row["device_set"]) if row["devices"] <= 4 else f"{row['devices']}",
+                row["step_kind"],
+                seconds_text(row["step_s"]),
+                f"{row['samples_per_s']:,.0f}",
+                None if one is None else f"{row['samples_per_s'] / one['samples_per_s']:.2f}",
+                bytes_text(row["memory_bytes"]) + ("" if row["fits"] else " (too much)"),
+            ]
+        )
+        if checked:
+            measured, error = row.get("measured_step_s"), row.get("error")
+            cells[-1] += [
+                None if measured is None else seconds_text(measured),
+                None if error is None else f"{error:+.1%}",
+            ]
+    return table(headings, cells)
+
+
+def _one(record: Planned, row: dict[str, Any]) -> dict[str, Any] | None:
+    return one_of(record.candidates, row)
+
+
+def one_of(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the fastest candidate on one device of the same type; ``None`` where none was priced."""
+    kind = kind_of(row)
+    return next((other for other in rows if other["devices"] == 1 and kind_of(other) == kind), None)
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    """Return the type of a candidate's devices: ``cpu`` or ``cuda``."""
+    return str(row["device_set"][0]).partition(":")[0]
+
+
+def _terms(record: Planned) -> str:
+    """Return what steps consist of, the terms that matter most first."""
+    names = term_names(record.candidates)
+    shown, rest = names[:MOST_TERMS], names[MOST_TERMS:]
+    headings = ["", *shown, *(["others"] if rest else [])]
+    cells: list[list[object]] = []
+    for row in record.candidates:
+        values: list[object] = [
+            seconds_text(row["terms"][name]) if row["terms"].get(name) else None for name in shown
+        ]
+        others = sum(row["terms"].get(name, 0.0) for name in rest)
+        cells.append([titled(row), *values, *([seconds_text(others) if others else None] if rest else [])])
+    return table(headings, cells)
+
+
+def term_names(rows: list[dict[str, Any]]) -> list[str]:
+    """List the names of all terms that are not 0, largest sum over the candidates first."""
+    sums: dict[str, float] = {}
+    for row in rows:
+        for name, value in row["terms"].items():
+            sums[name] = sums.get(name, 0.0) + value / row["step_s"]
+    return [name for name, value in sorted(sums.items(), key=lambda each: -each[1]) if value > 0]
+
+
+def _whole(record: Planned) -> list[str]:
+    """Say what was chosen, and what bounds any number of devices."""
+    best = record.best
+    lines = [
+        f"chosen     {titled(best)}: {seconds_text(best['step_s'])} a step of {best['batch_size']:,} samples"
+    ]
+    if record.serial_fraction is not None:
+        text = f"serial     {record.serial_fraction:.1%} of a step on one device stays whatever its samples"
+        bound = record.amdahl_bound
+        lines.append(
+            text + ("" if bound is None else f": more devices are at most {bound:.3g} times as fast (Amdahl)")
+        )
+    return lines
+
+
+def trust(record: Planned) -> list[str]:
+    """Say how far the predictions can be trusted: by this check, and by all before."""
+    lines = []
+    if record.check is not None and record.check["mean_error"] is not None:
+        check = record.check
+        text = f"checked    off by {check['mean_error']:.1%} on average in {counted(check['candidates'], 'candidate')}"
+        if check["pairs"]:
+            right = (
+                "the right order" if check["right_order"] == check["pairs"] else "not all in the right order"
+            )
+            text += f"; {right}: {check['right_order']} of {counted(check['pairs'], 'pair')} that are a tenth apart"
+        lines.append(text)
+        if check["mean_error"] > FAR_OFF:
+            lines.append(
+                "           what it rests on may be of a busier moment than this: --refresh finds it out anew"
+            )
+    history = record.history
+    if history["checks"]:
+        lines.append(
+            f"history    off by {history['mean_error']:.0%} on average in {counted(history['checks'], 'check')} here"
+        )
+    elif not record.estimate_only:
+        lines.append("history    no check has been made here yet (--check makes one)")
+    if record.estimate_only:
+        lines.append("estimate   this machine is not here: nothing of it was measured")
+    return lines
+
+
+def side_by_side(predicted_s: float, measured_s: float | None) -> str:
+    """Say in a line what was predicted of a run, and what it took."""
+    if measured_s is None:
+        return f"predicted  {seconds_text(predicted_s)} a step; too few steps to time one"
+    error = predicted_s / measured_s - 1
+    return f"predicted  {seconds_text(predicted_s)} a step, measured {seconds_text(measured_s)}: off by {error:+.1%}"

@@ -1,0 +1,106 @@
+"""A plan as text and as pictures."""
+
+import struct
+
+from tests.planning.pricers import found, line
+from tests.planning.records import planned
+
+from kway.devices.simulated import simulated
+from kway.report.plan_plots import curves, draw
+from kway.report.plans import lines_of, side_by_side, term_names
+
+
+def many(**options):
+    return found(256, cluster=simulated(gpus=4, cores=2), kinds=("eager", "compiled"), **options)
+
+
+def test_the_table_ranks_and_the_reasons_follow():
+    lines = lines_of(planned())
+    table = lines[0].splitlines()
+    assert table[0].split()[:3] == ["strategy", "devices", "step"]
+    assert table[1].split()[:4] == ["1*", "data=2", "cpu:2", "eager"]
+    text = "\n".join(lines)
+    assert "  1  data=2 on cpu:2: fastest: 1.86 times as fast as one device" in text
+    assert "chosen     data=2 on cpu:2: 14.3 ms a step of 256 samples" in text
+    assert "serial     3.8% of a step on one device stays" in text
+    assert "at most 26.6 times as fast (Amdahl)" in text
+    assert "no check has been made here yet" in text
+
+
+def test_history_and_check_are_shown():
+    result = found(256)
+    for row in result.rows:
+        row |= {"measured_step_s": row["step_s"] / 1.04, "error": 0.04}
+    check = {"candidates": 3, "mean_error": 0.04, "right_order": 3, "pairs": 3}
+    record = planned(result, history={"checks": 31, "mean_error": 0.042}, check=check)
+    text = "\n".join(lines_of(record))
+    assert "+4.0%" in text
+    assert "checked    off by 4.0% on average in 3 candidates; the right order: 3 of 3 pairs" in text
+    assert "history    off by 4% on average in 31 checks here" in text
+
+
+def test_what_does_not_fit_and_what_was_left_are_told():
+    record = planned(
+        found(256, room=2 << 20),
+        left=[
+            {
+                "strategy": "data=3",
+                "devices": 3,
+                "device_set": ["cpu"] * 3,
+                "step_kind": "eager",
+                "why": "no links",
+            }
+        ],
+        estimate_only=True,
+    )
+    text = "\n".join(lines_of(record))
+    assert "-  data=3 on cpu:3, eager: left out: no links" in text
+    assert "this machine is not here" in text
+    assert "history" not in text
+
+
+def test_of_much_that_was_left_a_few_lines_are_told():
+    why = {
+        "strategy": "data=3",
+        "devices": 3,
+        "device_set": ["cpu"] * 3,
+        "step_kind": "eager",
+        "why": "no links",
+    }
+    whole = {"strategy": "any", "devices": 0, "device_set": ["cpu"], "step_kind": "any", "why": "far behind"}
+    kind = {**whole, "step_kind": "compiled", "why": "not asked for"}
+    text = "\n".join(lines_of(planned(left=[whole, kind, *[why] * 8])))
+    assert "-  CPU ranks: left out: far behind" in text
+    assert "not asked for" not in text
+    assert text.count("no links") == 5
+    assert "3 candidates more left out: see left in plan.json" in text
+
+
+def test_predicted_and_measured_stand_side_by_side():
+    assert side_by_side(1.1e-3, 1e-3) == "predicted  1.1 ms a step, measured 1 ms: off by +10.0%"
+    assert "too few steps" in side_by_side(1.1e-3, None)
+
+
+def test_curves_begin_at_one_device_and_keep_the_fastest_of_a_number():
+    found_curves = curves(planned(many()))
+    assert set(found_curves) == {
+        "data on GPUs, eager", "data on GPUs, compiled", "threads on GPUs, eager", "data on CPU ranks, eager",
+        "data on CPU ranks, compiled", "threads on CPU ranks, eager",
+    }  # fmt: skip
+    points = found_curves["data on GPUs, eager"]
+    assert [count for count, *_ in points] == [1, 2, 3, 4]
+    assert points[0][1] == 1.0
+    assert points[1][1] > 1.8
+
+
+def test_pictures_are_drawn_for_several_numbers_of_devices(tmp_path):
+    paths = draw(planned(many()), tmp_path)
+    assert [path.name for path in paths] == ["terms.png", "speedup.png"]
+    for path in paths:
+        assert struct.unpack(">I", path.read_bytes()[16:20])[0] >= 800
+    alone = found(256, sets=[["cpu"]])
+    assert [path.name for path in draw(planned(alone), tmp_path)] == ["terms.png"]
+
+
+def test_terms_come_by_how_much_they_matter():
+    assert term_names(found(256, line(all_reduce_s=1.0)).rows) == ["all-reduce", "compute"]
