@@ -69,6 +69,11 @@ def step(
     exactness(parser)
     step_kind(parser, tunes)
     settings(parser)
+    micro_batch(parser)
+
+
+def micro_batch(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for how many samples are computed at once."""
     parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
 
 

@@ -1,7 +1,6 @@
 """``kway plan``: which layout on how many devices is fastest for a model, and why."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from kway.cli import options
@@ -14,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.model(parser)
     options.loss(parser)
     options.training(parser)
-    parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
+    options.micro_batch(parser)
     parser.add_argument(
         "--batch-size-per-device",
         type=int,
@@ -63,7 +62,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan; returns 0. Raises ``UsageError`` before anything starts, and where the model fits nowhere."""
-    from kway.cli._job import default_folder, job_of, says_that_data_is_usual
+    from kway.cli._begun import begun
+    from kway.cli._job import says_that_data_is_usual
     from kway.errors import UsageError
     from kway.jobs.planning import plan
     from kway.report.plan_plots import draw
@@ -71,13 +71,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.batch_size is not None and args.batch_size_per_device is not None:
         raise UsageError("--batch-size and --batch-size-per-device", "only one of them", "leave one out")
-    job, lines = job_of(args)
-    screen = sys.stderr if args.json else sys.stdout
-    print("\n".join(lines), file=screen, flush=True)
-    folder = args.out or default_folder(job.title)
-    with says_that_data_is_usual(args, lines):
+    here = begun(args)
+    folder = here.folder
+    with says_that_data_is_usual(args, here.lines):
         record = plan(
-            job,
+            here.job,
             devices=args.devices,
             strategy=args.strategy,
             exactness=args.exactness,
@@ -90,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
             measurements=args.measurements,
             refresh=args.refresh,
             out=folder,
-            say=lambda text: print(f"note       {text}", file=screen, flush=True),
+            say=here.say,
         )
     drawn = draw(record, folder)
     if args.json:

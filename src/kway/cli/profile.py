@@ -1,7 +1,6 @@
 """``kway profile``: what a model costs on one device."""
 
 import argparse
-import sys
 
 from kway.cli import options
 
@@ -29,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(KINDS)} (default auto: eager on a CPU, all of them on a GPU)",
     )
     options.settings(parser)
-    parser.add_argument("--micro-batch", type=int, metavar="N", help="most samples a device computes at once")
+    options.micro_batch(parser)
     parser.add_argument(
         "--seconds",
         type=float,
@@ -42,26 +41,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Profile; returns 0. Raises ``UsageError`` before anything is measured."""
-    from kway.cli._job import default_folder, job_of, says_that_data_is_usual
+    from kway.cli._begun import begun
+    from kway.cli._job import says_that_data_is_usual
     from kway.jobs.folder import claimed
     from kway.jobs.profiling import profile
     from kway.report.workload import lines_of
     from kway.report.workload_plots import FILE, draw
 
-    job, lines = job_of(args)
-    screen = sys.stderr if args.json else sys.stdout
-    print("\n".join(lines), file=screen, flush=True)
-    folder = args.out or default_folder(job.title)
-    with claimed(folder, "workload.json", (FILE,)), says_that_data_is_usual(args, lines):
+    here = begun(args)
+    folder = here.folder
+    with claimed(folder, "workload.json", (FILE,)), says_that_data_is_usual(args, here.lines):
         record = profile(
-            job,
+            here.job,
             devices=args.devices,
             exactness=args.exactness,
             shards=args.shards,
             step_kind=args.step_kind,
             settings=options.settings_of(args.settings),
             seconds=args.seconds,
-            say=lambda text: print(f"note       {text}", file=screen, flush=True),
+            say=here.say,
         )
         drawn = draw(record, folder)
         record.save(folder)

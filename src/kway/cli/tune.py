@@ -1,7 +1,6 @@
 """``kway tune``: which way to take the steps of a model is fastest on this machine."""
 
 import argparse
-import sys
 
 from kway.cli import options
 
@@ -27,23 +26,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tune; returns 0. Raises ``UsageError`` before anything starts."""
-    from kway.cli._job import default_folder, job_of, says_that_data_is_usual
+    from kway.cli._begun import begun
+    from kway.cli._job import says_that_data_is_usual
     from kway.jobs.tuning import tune
     from kway.report.tuning import lines_of
 
-    job, lines = job_of(args)
-    screen = sys.stderr if args.json else sys.stdout
-    print("\n".join(lines), file=screen, flush=True)
-    folder = args.out or default_folder(job.title)
-    with says_that_data_is_usual(args, lines):
+    here = begun(args)
+    folder = here.folder
+    with says_that_data_is_usual(args, here.lines):
         record = tune(
-            job,
+            here.job,
             **options.placed(args),
             seconds=args.tune_seconds,
             allow=[name for name in (args.allow or "").split(",") if name],
             refresh=args.refresh,
             out=folder,
-            say=lambda text: print(f"note       {text}", file=screen, flush=True),
+            say=here.say,
         )
     if args.json:
         print(record.to_json())

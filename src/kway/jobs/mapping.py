@@ -13,6 +13,7 @@ from kway.devices.cpu_parts import parts
 from kway.devices.select import parse, spelled
 from kway.devices.topology import discover
 from kway.errors import ItemError, UsageError
+from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.place import rank_threads, torch_settings, with_settings, with_threads
 from kway.launch import failure
 from kway.launch.blame import check_value, dump_value
@@ -21,7 +22,6 @@ from kway.launch.failure import Failure
 from kway.launch.interrupt import signals_raise
 from kway.launch.payload import dump, load
 from kway.launch.pool import Pool
-from kway.launch.torchrun import from_environment
 from kway.units import shown
 
 ERRORS = ("raise", "return")
@@ -79,13 +79,11 @@ def _checked(fn: Any, items: Any, errors: Any) -> list[Any]:
         raise UsageError(f"items is of type {type(items).__name__}", "it must be a list of them")
     if errors not in ERRORS:
         raise UsageError(f"errors={shown(errors)}", "it is raise or return")
-    world = from_environment()
-    if world is not None and world.size > 1:
-        raise UsageError(
-            f"kway.map inside {world.size} ranks that are already there",
-            "each of them would do all of it, on the same devices",
-            "start the script by itself: it needs no launcher",
-        )
+    refuse_among_ranks(
+        "kway.map",
+        "each of them would do all of it, on the same devices",
+        "start the script by itself: it needs no launcher",
+    )
     return list(items)
 
 

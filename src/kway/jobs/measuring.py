@@ -13,10 +13,10 @@ from kway.devices.cpu import threads_for
 from kway.devices.select import parse, spelled
 from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
-from kway.errors import RankError, UsageError
+from kway.errors import RankError
+from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.kept_ranks import KeptRanks
 from kway.jobs.place import with_threads
-from kway.launch.torchrun import from_environment
 from kway.measurements import Measurements
 from kway.measuring.bench import Bench
 from kway.measuring.budget import allowed
@@ -64,7 +64,9 @@ def measure(
     experiments = chosen(only)
     cluster, spec = discover(), spelled(devices)
     device_set = parse(spec, cluster)
-    _check_alone(cluster)
+    refuse_among_ranks(
+        "measure", "they would measure each other; it starts ranks of its own", "call it in one process"
+    )
     there = ("cpu", *dict.fromkeys(device for device in device_set if device != "cpu"))
     given = len(device_set) if device_set[0] == "cpu" and spec != "auto" else cluster.cpu["usable"]
     cpu_ranks = min(given, MOST_CPU_RANKS)
@@ -113,17 +115,6 @@ def measure(
 
 def _names(cluster: Cluster, devices: tuple[str, ...]) -> list[str]:
     return [gpu["name"] for gpu in cluster.gpus if f"cuda:{gpu['index']}" in devices]
-
-
-def _check_alone(cluster: Cluster) -> None:
-    """Refuse to measure in every rank of a launch at once."""
-    world = from_environment(device="cuda" if cluster.gpus else "cpu")
-    if world is not None and world.size > 1:
-        raise UsageError(
-            f"measure inside {counted(world.size, 'rank')} that are already there",
-            "they would measure each other; it starts ranks of its own",
-            "call it in one process",
-        )
 
 
 def alike(cluster: Cluster, devices: Sequence[str]) -> dict[str, str]:

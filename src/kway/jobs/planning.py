@@ -13,10 +13,10 @@ from kway.devices.select import parse_list, spelled
 from kway.devices.topology import discover
 from kway.errors import RefusedError, UsageError
 from kway.job import Job
+from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.arguments import check_given, truth
 from kway.jobs.folder import claimed
 from kway.jobs.known_costs import Known, gather
-from kway.launch.torchrun import from_environment
 from kway.measurements import Measurements
 from kway.planned import Planned
 from kway.planning import history
@@ -32,7 +32,7 @@ from kway.strategies.layout import check_model, one_process
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
 from kway.training.surroundings import machine, versions
-from kway.units import counted, shown
+from kway.units import shown
 from kway.workload import Workload
 
 AUTO = "auto"
@@ -158,13 +158,7 @@ def asked_of(
 ) -> Asked:
     """Return what is to be planned. Raises ``UsageError`` for what cannot be; nothing is started."""
     cluster = discover() if cluster is None else cluster
-    world = from_environment(device="cuda" if cluster.gpus else "cpu")
-    if world is not None and world.size > 1:
-        raise UsageError(
-            f"a plan inside {counted(world.size, 'rank')} that are already there",
-            "their number is chosen already",
-            "plan in one process",
-        )
+    refuse_among_ranks("a plan", "their number is chosen already", "plan in one process")
     kinds = _names("step_kind", step_kind)
     for name in kinds or ():
         kind_of(name)

@@ -18,10 +18,10 @@ from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
 from kway.errors import UsageError
 from kway.job import Job
+from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.arguments import check_job
 from kway.jobs.folder import claimed
 from kway.jobs.place import choose, rank_threads
-from kway.launch.torchrun import from_environment
 from kway.profiling.run import Profiler, Wanted
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, KINDS, check_kind
@@ -71,13 +71,9 @@ def profile(
     if spec == AUTO and device_set[0] == "cpu":
         # Of one that is not named, all that it may be used as.
         device_set = ["cpu"] * cluster.cpu["usable"]
-    world = from_environment(device="cpu")
-    if world is not None and world.size > 1:
-        raise UsageError(
-            f"kway.profile inside {world.size} ranks that are already there",
-            "it measures one device, without others beside it",
-            "start one process",
-        )
+    refuse_among_ranks(
+        "kway.profile", "it measures one device, without others beside it", "start one process"
+    )
     device = device_set[0]
     kinds, left = _kinds(step_kind, device)
     plan = choose([device], "single", exactness, shards, DEFAULT_KIND, settings)

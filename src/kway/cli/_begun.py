@@ -1,0 +1,35 @@
+"""How commands that look at a job before it is trained begin: its lines on the screen, a folder, a way to go on."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kway.cli._job import default_folder, job_of
+from kway.job import Job
+
+
+@dataclass(frozen=True)
+class Begun:
+    """``lines``: what was said of the job; ``folder``: where records go; with ``json`` notes go to standard error."""
+
+    job: Job
+    lines: list[str]
+    folder: Path
+    json: bool
+
+    def say(self, text: str) -> None:
+        """Say what goes on."""
+        self.show(f"note       {text}")
+
+    def show(self, text: str) -> None:
+        """Print to where no record goes."""
+        print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
+
+
+def begun(args: argparse.Namespace) -> Begun:
+    """Make the job that the flags describe and say so. Raises ``UsageError``."""
+    job, lines = job_of(args)
+    made = Begun(job, lines, args.out or default_folder(job.title), args.json)
+    made.show("\n".join(lines))
+    return made
