@@ -46,10 +46,12 @@ def slowdown(by_size: dict[int, float]) -> list[dict[str, Any]]:
     ]
 
 
-def copies(rate: float, first: str = "cpu", second: str = "cpu") -> list[dict[str, Any]]:
-    """Return the rate of copies, for two sizes."""
+def copies(
+    rate: float, first: str = "cpu", second: str = "cpu", sizes: tuple[int, ...] = (1024, 1 << 20)
+) -> list[dict[str, Any]]:
+    """Return one rate of copies for these sizes."""
     own = {"from": first, "to": second, "memory": "pageable"}
-    return [figure("copies", "copy", "B/s", rate, **own, bytes=size) for size in (1024, 1 << 20)]
+    return [figure("copies", "copy", "B/s", rate, **own, bytes=size) for size in sizes]
 
 
 def measurements(*figures: dict[str, Any]) -> Measurements:

@@ -98,8 +98,10 @@ def test_it_runs_step_kinds_that_there_are_and_says_why_not_others(axis):
 def test_its_price_is_finite_exposed_seconds_and_bytes_that_one_device_lacks(axis, size, device):
     devices = ["cpu"] * size if device == "cpu" else [f"cuda:{place}" for place in range(size)]
     measured = usual(backend="gloo" if device == "cpu" else "nccl")
-    found = priced({axis.name: size}, devices, "eager", workload(), measured, threads=1)
-    alone = priced({}, devices[:1], "eager", workload(), None, threads=1)
+    # Timed as a rank of that many: nothing has to be said of that.
+    model = workload(devices=size)
+    found = priced({axis.name: size}, devices, "eager", model, measured, threads=1)
+    alone = priced({}, devices[:1], "eager", model, None, threads=1)
     for costs in (found.terms, found.memory):
         assert all(isfinite(value) and value >= 0 for value in costs.values())
     assert found.step_s == pytest.approx(sum(found.terms.values()))

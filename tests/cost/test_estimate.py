@@ -10,6 +10,8 @@ from tests.workloads import workload
 
 import kway
 from kway.comm.buckets import BUCKET_BYTES
+from kway.cost.estimate import Estimate
+from kway.cost.gradients import copied_s
 from kway.cost.skew import QUARTILE
 from kway.strategies.pricing import priced
 
@@ -200,3 +202,14 @@ def test_more_bytes_of_gradients_never_cost_less(one, other):
         return on(2, known=workload(parameters=parameters)).terms["all-reduce"]
 
     assert term(less) <= term(more) * (1 + 1e-9)
+
+
+def test_a_copy_of_more_bytes_never_takes_less():
+    """Two sizes whose rates differ: a latency of about a microsecond, and 20 GB/s."""
+    sizes = {1024: 1e9, 1 << 20: 20e9}
+    measured = measurements(*(each for size, rate in sizes.items() for each in copies(rate, sizes=(size,))))
+    estimate = Estimate(workload(), measured, ("cpu", "cpu"), "eager", 128, 64, threads=1)
+    seconds = [copied_s(estimate, size) for size in (1, 1024, 1025, 32_768, 1 << 20, (1 << 20) + 1, 1 << 22)]
+    assert seconds == sorted(seconds)
+    assert seconds[0] == seconds[1] == pytest.approx(1024 / 1e9)
+    assert seconds[-1] == pytest.approx((1 << 22) / 20e9)

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
@@ -231,6 +232,18 @@ def test_a_plan_of_another_run_is_refused(changed, options, said):
     record = kway.plan(job(), **costs())
     with pytest.raises(UsageError, match=said):
         kway.train(job(**changed), plan=record, **options)
+
+
+def test_a_plan_never_lowers_the_level_that_is_asked_for(ranks):
+    made = kway.plan(job(), **costs())
+    loose = replace(made, level="loose")
+    with pytest.raises(UsageError, match=r"a plan for exactness loose: .* asked for math"):
+        kway.train(job(), plan=loose)
+    assert kway.train(job(), plan=loose, exactness="loose", epochs=1, ranks=ranks).plan.exactness == "loose"
+    bits = replace(made, level="bits", shards=4)
+    assert kway.train(job(), plan=bits, epochs=1, ranks=ranks).plan.exactness == "bits"
+    with pytest.raises(UsageError, match="a plan for 4 shards"):
+        kway.train(job(), plan=bits, exactness="bits", shards=2)
 
 
 def test_a_plan_for_a_machine_that_is_not_here_starts_no_run(tmp_path):

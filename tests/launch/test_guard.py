@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from kway.launch.family import new_mark
+from kway.launch.guard import left
 from kway.launch.process import SOURCES
 
 pytestmark = [pytest.mark.starts, pytest.mark.usefixtures("leftovers")]
@@ -29,3 +30,8 @@ def test_a_group_that_is_gone_is_left_alone():
             assert stranger.poll() is None
         finally:
             stranger.kill()
+
+
+def test_a_number_that_comes_again_is_a_group_again():
+    told = [b"group 7", b"group 8", b"folder /a b", b"gone 7", b"group 7", b"gone 8"]
+    assert left(told) == ([7], [b"/a b"])

@@ -98,5 +98,6 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(["", *lines_of(record), f"wrote      {folder}/: {wrote}"]))
     if record.estimate_only:
         return 0
-    print(f"next       kway train {args.model} --plan {folder}/plan.json")
+    level = f" --exactness {record.level}" if record.level == "loose" else ""
+    print(f"next       kway train {args.model} --plan {folder}/plan.json{level}")
     return 0

@@ -1,6 +1,9 @@
 """What it costs that devices share a batch: sums of gradients, and what the level wants of them beside."""
 
+import math
+
 from kway.cost.collectives import ALL_GATHER, ALL_REDUCE, ORDERED
+from kway.cost.curve import between, rising
 from kway.cost.estimate import COMPUTE, LAUNCH, Estimate
 from kway.cost.overlap import complete_at, cut, exposed_s, slowdown_of
 from kway.errors import NotMeasuredError
@@ -72,23 +75,26 @@ def add_thread_sums(estimate: Estimate, replicas: int) -> None:
 
 
 def copied_s(estimate: Estimate, size: float) -> float:
-    """Return the seconds of a copy of so many bytes from one of the devices to the next, at the nearest measured size.
+    """Return the seconds of a copy of so many bytes from one of the devices to the next.
 
+    Between two measured sizes a straight line of the logarithms, below them the time of the smallest, which is latency,
+    beyond them the rate of the largest. More bytes never cost less.
     Raises ``NotMeasuredError`` where no copy between devices of this kind was measured.
     """
     first, *others = estimate.devices
     second = next((device for device in others if device != first), first)
     figures = [] if estimate.measurements is None else estimate.measurements.find("copies", "copy", to=second)
-    points = sorted(
-        (figure["parameters"]["bytes"], figure["value"])
+    points = [
+        (figure["parameters"]["bytes"], figure["parameters"]["bytes"] / figure["value"])
         for figure in figures
         if figure["parameters"].get("from") == first and figure["value"] > 0
-    )
+    ]
     if not points:
         raise NotMeasuredError(
             f"the time of a copy from {first} to {second}",
             "it was not measured here",
             "kway measure --only copies",
         )
-    rate = next((value for at, value in points if at >= size), points[-1][1])
-    return float(size / rate)
+    curve = rising(points)
+    largest, slowest = curve[-1]
+    return slowest * size / largest if size > largest else between(curve, max(size, curve[0][0]), math.log)

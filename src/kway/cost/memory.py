@@ -79,16 +79,20 @@ def memory_of(
         "activations": held["activation_fixed_bytes"] + each * samples,
         "workspace": held["workspace_bytes"],
     }
-    parts["allocator"] = (
-        0.0 if recompute else max(0.0, peak_of(workload, step_kind, samples) - sum(parts.values()))
-    )
+    kept = sum(parts.values()) - each * samples
+    parts["allocator"] = 0.0 if recompute else margin_of(workload, step_kind, samples, kept, each)
     return parts
 
 
-def peak_of(workload: Workload, step_kind: str, samples: float) -> float:
-    """Return the most bytes that a step took where it was measured: between two shares on a line, 0 beyond them."""
+def margin_of(workload: Workload, step_kind: str, samples: float, fixed: float, each: float) -> float:
+    """Return by how many bytes a step's peak is above ``fixed`` and ``each`` a sample: what has no name.
+
+    Between two measured shares on a line, beyond them that of the nearest one, so that more samples never take less.
+    """
     peaks = [peak for peak in workload.memory["peak"] if peak["step_kind"] == step_kind]
-    points = sorted((peak["samples"], float(peak["bytes"])) for peak in peaks)
-    if not points or not points[0][0] <= samples <= points[-1][0]:
+    points = sorted(
+        (peak["samples"], max(0.0, peak["bytes"] - fixed - each * peak["samples"])) for peak in peaks
+    )
+    if not points:
         return 0.0
-    return between(points, samples)
+    return between(points, min(max(samples, points[0][0]), points[-1][0]))

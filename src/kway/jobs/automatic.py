@@ -22,6 +22,7 @@ from kway.planning import history
 from kway.records import Training
 from kway.report.plans import trust
 from kway.step.kinds import DEFAULT_KIND
+from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
 from kway.units import counted, seconds_text, shown
 
@@ -115,10 +116,20 @@ def by_plan(plan: Any, going: Going) -> Going:
         ("model", record.model, job.title),
         ("precision", record.precision, job.precision),
         ("batch size", row["batch_size"], batch),
-        ("exactness", record.level, record.level if going.exactness == "math" else going.exactness),
     ):
         if got != need:
             raise UsageError(f"a plan for {what} {got}", f"the job has {need}", "plan it anew: kway plan")
+    # More than was asked for is kept, too; less never is. Nobody names the usual number of shards.
+    if going.exactness != record.level and (going.exactness, record.level) != ("math", "bits"):
+        raise UsageError(
+            f"a plan for exactness {record.level}",
+            f"the run is asked for {going.exactness}",
+            f"name the plan's, exactness {record.level}, or plan it anew: kway plan",
+        )
+    if record.level == "bits" and going.shards not in (DEFAULT_SHARDS, record.shards):
+        raise UsageError(
+            f"a plan for {record.shards} shards", f"the run is asked for {going.shards}", "leave shards out"
+        )
     line = f"as planned on {record.made[:10]}: {titled(row)}, {seconds_text(row['step_s'])} a step predicted"
     devices = spelled_set(row["device_set"])
     return Going(job, devices, row["strategy"], row["step_kind"], record.level, record.shards, row, (line,))

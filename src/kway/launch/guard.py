@@ -83,6 +83,22 @@ def _wait(parent: int) -> list[bytes] | None:
     return None if b"done" in messages else messages
 
 
+def left(messages: list[bytes]) -> tuple[list[int], list[bytes]]:
+    """Return the groups of processes and the folders that are there after these messages, which came in this order."""
+    groups: dict[int, None] = {}
+    folders: list[bytes] = []
+    for message in messages:
+        kind, _, value = message.partition(b" ")
+        if kind == b"group":
+            groups[int(value)] = None
+        elif kind == b"gone":
+            # A later group may have its number again.
+            groups.pop(int(value), None)
+        elif kind == b"folder":
+            folders.append(value)
+    return [*groups], folders
+
+
 def main() -> None:
     """Watch; the arguments of the process are the parent's id and the mark."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -90,11 +106,9 @@ def main() -> None:
     messages = _wait(int(sys.argv[1]))
     if messages is None:
         return
-    told = [message.partition(b" ") for message in messages]
-    gone = {int(value) for kind, _, value in told if kind == b"gone"}
-    groups = [int(value) for kind, _, value in told if kind == b"group" and int(value) not in gone]
+    groups, folders = left(messages)
     Family([sys.argv[2]], groups).end().finish()
-    for folder in [value for kind, _, value in told if kind == b"folder"]:
+    for folder in folders:
         import shutil  # slow to import, and seldom needed
 
         shutil.rmtree(folder, ignore_errors=True)
