@@ -1,11 +1,14 @@
 """``kway plan``, and ``kway train --plan``, as commands."""
 
+import argparse
 import json
+from pathlib import Path
 
 import pytest
 from tests.planning.machine import measurements
 from tests.workloads import workload
 
+from kway.cli import plan
 from kway.cli.main import main
 from kway.devices.simulated import simulated
 from kway.jobs import checking
@@ -129,3 +132,13 @@ def test_bad_input_is_one_line_and_writes_nothing(capsys, tmp_path, asked, said)
 def test_a_batch_for_each_device_is_not_chosen_by_a_plan(capsys, how):
     assert main(["train", "small.py:job", "--batch-size-per-device", "8", *how]) == 2
     assert "kway plan --batch-size-per-device N" in capsys.readouterr().err
+
+
+def test_the_next_command_says_again_what_a_plan_does_not_hold():
+    parser = argparse.ArgumentParser()
+    plan.configure(parser)
+    given = "my.py:Net --data my.py:data --optimizer momentum --lr 0.05 --batch-size 64 --devices 1,2"
+    args = parser.parse_args(given.split())
+    said = plan._next(args, Path("p"), "math")
+    assert said == "kway train my.py:Net --plan p/plan.json --data my.py:data --optimizer momentum --lr 0.05"
+    assert plan._next(args, Path("p"), "loose") == f"{said} --exactness loose"

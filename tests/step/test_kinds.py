@@ -130,5 +130,8 @@ def test_compiled_code_is_kept_in_a_folder_of_the_user_s(tmp_path):
     assert (tmp_path / "kway" / "compiled").is_dir()
     own = {"XDG_CACHE_HOME": str(tmp_path), compilers.CACHE: "/own"}
     assert compilers.keep_code(own) == "/own"
+    # What torch has set by itself is nobody's wish.
+    torchs = {"XDG_CACHE_HOME": str(tmp_path), compilers.CACHE: "/tmp/torchinductor_me"}
+    assert compilers.keep_code(torchs, "/tmp/torchinductor_me") == str(tmp_path / "kway" / "compiled")
     (tmp_path / "file").touch()
     assert compilers.keep_code({"XDG_CACHE_HOME": str(tmp_path / "file")}) is None

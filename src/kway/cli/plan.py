@@ -1,6 +1,7 @@
 """``kway plan``: which layout on how many devices is fastest for a model, and why."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from kway.cli import options
@@ -98,6 +99,30 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(["", *lines_of(record), f"wrote      {folder}/: {wrote}"]))
     if record.estimate_only:
         return 0
-    level = f" --exactness {record.level}" if record.level == "loose" else ""
-    print(f"next       kway train {args.model} --plan {folder}/plan.json{level}")
+    print(f"next       {_next(args, folder, record.level)}")
     return 0
+
+
+# Of what was said here, what a plan does not hold and a run has to be told again.
+_AGAIN = (
+    "data",
+    "data_dir",
+    "precision",
+    "seed",
+    "workers",
+    "loss",
+    "optimizer",
+    "lr",
+    "init",
+    "micro_batch",
+)
+
+
+def _next(args: argparse.Namespace, folder: Path, level: str) -> str:
+    """Return the command that trains as it was planned."""
+    words = ["kway", "train", args.model, "--plan", f"{folder}/plan.json"]
+    for name in _AGAIN:
+        value = getattr(args, name)
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    # A plan never lowers the level of a run, which is math where nobody says another.
+    return shlex.join(words + (["--exactness", level] if level == "loose" else []))

@@ -41,13 +41,14 @@ def _compiler(language: str, variable: str, usual: tuple[str, ...], environ: Map
     return f"no {language} compiler {' or '.join(names)} is there{named}"
 
 
-def keep_code(environ: MutableMapping[str, str] | None = None) -> str | None:
+def keep_code(environ: MutableMapping[str, str] | None = None, usual: str | None = None) -> str | None:
     """Let compiled code be kept from run to run; return the folder, or ``None`` where there can be none.
 
-    The user's TORCHINDUCTOR_CACHE_DIR stays; torch's own choice is a folder of temporary files.
+    The user's TORCHINDUCTOR_CACHE_DIR stays. ``usual``: torch's own choice, a folder of temporary files, which it may
+    have set already.
     """
     environ = os.environ if environ is None else environ
-    if not environ.get(CACHE):
+    if environ.get(CACHE) in (None, "", usual):
         folder = cache_folder(environ) / "compiled"
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

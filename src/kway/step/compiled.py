@@ -142,8 +142,9 @@ def compiling(
 
     What kway put into the model that communicates, or that counts on the host, stays out of what is compiled.
     """
-    # First of all: where it is not set, torch chooses a folder as soon as its compiler is imported.
-    keep_code()
+    # Where it is not set, torch chooses a folder as soon as its compiler is imported, which may have been long ago.
+    folders: Any = import_module("torch._inductor.runtime.cache_dir_utils")
+    keep_code(usual=folders.default_cache_dir() if hasattr(folders, "default_cache_dir") else None)
     config: Any = import_module("torch._dynamo.config")
     # Compiled code is kept by function, for all runs of a process: a hook that came later must not be passed over.
     # They reach this thread alone. Backward on a GPU runs on a thread of autograd's, where torch's own hold, the limit
