@@ -11,7 +11,7 @@ from torch import nn
 import kway
 from kway.step.settings import Settings
 from kway.tuning import run, trial
-from kway.tuning.kept import code_of
+from kway.tuning.code import code_of
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(64, 1, 6, 6, generator=G), torch.arange(64) % 3
