@@ -181,6 +181,25 @@ def test_what_calls_print_is_marked_with_their_item(capfd):
 
 
 @fast
+def no_result(*told):
+    raise ValueError(f"nothing to make of {told}")
+
+
+class CannotBeMade:
+    def __reduce__(self):
+        return no_result, (1,)
+
+
+def test_a_result_that_cannot_be_loaded_is_a_failure_of_its_item():
+    found = kway.map(lambda item: CannotBeMade() if item == 1 else item, range(3), "cpu", errors="return")
+    assert (found[0], found[2]) == (0, 2)
+    assert isinstance(found[1], kway.ItemError)
+    assert "item 1" in str(found[1])
+    assert "cannot be loaded: ValueError: nothing to make of" in str(found[1])
+    with pytest.raises(kway.ItemError, match="cannot be loaded"):
+        kway.map(lambda item: CannotBeMade(), range(2), "cpu")
+
+
 def test_a_result_that_cannot_travel_is_a_failure_of_its_item():
     (found,) = kway.map(lambda item: {"lock": threading.Lock()}, [0], "cpu", errors="return")
     assert isinstance(found.__cause__, UsageError)

@@ -12,7 +12,7 @@ from kway.data.seeds import key
 from kway.devices.cpu_parts import parts
 from kway.devices.select import parse, spelled
 from kway.devices.topology import discover
-from kway.errors import ItemError, UsageError
+from kway.errors import ItemError, UsageError, line_of
 from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.place import rank_threads, torch_settings, with_settings, with_threads
 from kway.launch import failure
@@ -21,7 +21,7 @@ from kway.launch.call import Call, answer
 from kway.launch.failure import Failure
 from kway.launch.interrupt import signals_raise
 from kway.launch.payload import dump, load
-from kway.launch.pool import Pool
+from kway.launch.pool import Ended, Pool
 from kway.units import shown
 
 ERRORS = ("raise", "return")
@@ -65,11 +65,24 @@ def map(
             return dump((answer, (Call(function, item, around, f"items[{index}]", str(pool.folder)),)))
 
         for ended in pool.run(len(listed), task_of):
-            failed = ended.failed and _error(ended.item, chosen[ended.place], ended.failed)
-            if failed and errors == "raise":
-                raise failed
-            results[ended.item] = failed or load(ended.result, keep=False)
+            try:
+                if ended.failed:
+                    raise _error(ended.item, chosen[ended.place], ended.failed)
+                results[ended.item] = _loaded(ended, chosen[ended.place])
+            except ItemError as failed:
+                if errors == "raise":
+                    raise
+                results[ended.item] = failed
     return results
+
+
+def _loaded(ended: Ended, device: str) -> Any:
+    """Return a result as it is here. Raises ``ItemError`` for one that its own class cannot make again."""
+    try:
+        return load(ended.result, keep=False)
+    except Exception as error:
+        cause = f"its result cannot be loaded: {line_of(error)}"
+        raise ItemError(ended.item, device, ended.place, 1, cause) from error
 
 
 def _checked(fn: Any, items: Any, errors: Any) -> list[Any]:
