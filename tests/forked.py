@@ -54,7 +54,7 @@ _READ_AT_START = (
     "TORCH",
     "MPL",
 )
-_SET_LATER = ("OMP_NUM_THREADS",)
+_SET_LATER = ("OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
 _SERVER = "from multiprocessing.forkserver import main"
 # A test may start ranks from several threads.
 _ONE_AT_A_TIME = threading.Lock()
