@@ -52,7 +52,9 @@ def profile(
     out: Path | str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Workload:
-    """Measure what the steps of ``job`` cost on one device; return the record. The job stays as it is.
+    """Measure what the steps of ``job`` cost on one device; return the record.
+
+    The job stays as it is; of its data set samples are read, which one that draws or counts by itself takes note of.
 
     ``devices``: the set to prepare for: one of them computes, over the shares that 1 to all of them would have;
     ``auto``: all GPUs, else as many CPU ranks as there are processors.
