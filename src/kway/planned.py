@@ -105,6 +105,16 @@ def spelled_set(device_set: list[str]) -> str:
     return f"cuda:{','.join(device.partition(':')[2] for device in device_set)}"
 
 
+def device_type(device: str) -> str:
+    """Return the type of a device: ``cpu`` or ``cuda``."""
+    return device.partition(":")[0]
+
+
+def type_of(row: dict[str, Any]) -> str:
+    """Return the type of a candidate's devices."""
+    return device_type(row["device_set"][0])
+
+
 def titled(row: dict[str, Any]) -> str:
     """Write a candidate in words: ``one device (cpu:1)``, ``data=2 on cpu:2``, ``data=2 on cpu:2, compiled``."""
     where = short_set(row["device_set"])

@@ -14,6 +14,7 @@ from kway.errors import UsageError
 from kway.measurements import Measurements
 from kway.measuring.experiments.copies import NON_BLOCKING
 from kway.measuring.products import DTYPES
+from kway.planned import device_type
 from kway.units import rate_text
 from kway.workload import Workload
 
@@ -65,7 +66,7 @@ def moved(workload: Workload, here: Measurements, there: Measurements) -> Worklo
     names = there.machine.get("gpus") or []
     name = names[0] if device != "cpu" and names else str(there.machine.get("cpu", device))
     layers = [_layer(layer, before, ratios, workload.batch_size, name) for layer in workload.layers]
-    same_type = device.partition(":")[0] == workload.device.partition(":")[0]
+    same_type = device_type(device) == device_type(workload.device)
     threads = int(there.machine.get("threads", 1))
     kept = workload if same_type else _with_most_threads(workload)
     lines = _Lines(kept, layers, before, after, ratios)

@@ -12,9 +12,10 @@ import torch
 from kway.devices.topology import discover
 from kway.errors import UsageError
 from kway.job import Job
+from kway.jobs.asked import AUTO
 from kway.jobs.known_costs import gather
 from kway.jobs.place import Place, place
-from kway.jobs.planning import AUTO, asked_of, planned
+from kway.jobs.planning import asked_of, planned
 from kway.jobs.tuning import first_kind
 from kway.launch.torchrun import from_environment
 from kway.planned import Planned, spelled_set, titled

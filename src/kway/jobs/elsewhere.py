@@ -9,9 +9,9 @@ from kway.devices.topology import discover
 from kway.elsewhere.machine import elsewhere
 from kway.elsewhere.moving import moved
 from kway.errors import UsageError
+from kway.jobs.asked import AUTO, Asked, workloads_given
 from kway.jobs.known_costs import Known, profiled
 from kway.jobs.measuring import measure
-from kway.jobs.planning import AUTO, Asked, workloads_given
 from kway.measurements import Measurements
 from kway.planning.candidates import device_sets
 from kway.records import Cluster

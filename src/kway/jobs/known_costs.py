@@ -6,26 +6,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from kway.devices.remembered import digest, read, write
 from kway.errors import UsageError
 from kway.job import Job
+from kway.jobs.asked import Asked
 from kway.jobs.measuring import QUICK_S, measure
 from kway.jobs.profiling import AUTO, NOT_ASKED, USUAL_S, profile
 from kway.measurements import Measurements
-from kway.planned import spelled_set
+from kway.planned import device_type, spelled_set
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, KINDS
 from kway.training.parts import training_parts
 from kway.tuning.kept import job_facts
 from kway.units import seconds_text
 from kway.workload import Workload
-
-if TYPE_CHECKING:
-    from kway.jobs.planning import Asked
 
 # The experiments that prices of several devices are made of.
 EXPERIMENTS = ("copies", "collectives", "overlap")
@@ -69,7 +67,7 @@ class Known:
 
 
 def gather(
-    asked: "Asked",
+    asked: Asked,
     workloads: Sequence[Workload],
     measurements: Measurements | None,
     ranks: Any,
@@ -83,7 +81,7 @@ def gather(
     as long as a profile and a quick measurement take. Raises ``UsageError`` for what is of another job.
     """
     begun = time.perf_counter()
-    given = {each.device.partition(":")[0]: _of_job(each, asked) for each in workloads}
+    given = {device_type(each.device): _of_job(each, asked) for each in workloads}
     several = any(asked.counts(kind)[-1] > 1 for kind in asked.device_types)
     machine_too = several and measurements is None
     part = None if seconds is None else seconds * (PROFILE_PART if machine_too else 1.0)
@@ -105,7 +103,7 @@ def gather(
     return Known(found, of, unknown=unknown)
 
 
-def _hopeless(asked: "Asked", device_type: str, on_gpu: Workload | None) -> str:
+def _hopeless(asked: Asked, device_type: str, on_gpu: Workload | None) -> str:
     """Say why a type of device need not be profiled, or ``""``."""
     if not kinds_for(asked.step_kinds, device_type):
         return f"step kind {', '.join(asked.step_kinds or ())} needs a CUDA device"
@@ -128,7 +126,7 @@ def kinds_for(named: Sequence[str] | None, device_type: str) -> list[str]:
     return [name for name in named if KINDS[name].needs in (None, device_type)]
 
 
-def _of_job(workload: Workload, asked: "Asked") -> Workload:
+def _of_job(workload: Workload, asked: Asked) -> Workload:
     """Return a workload that was given. Raises ``UsageError`` where it is of another job."""
     for what, got, need in (
         ("model", workload.model, asked.job.title),
@@ -141,7 +139,7 @@ def _of_job(workload: Workload, asked: "Asked") -> Workload:
 
 
 def profiled(
-    asked: "Asked", device_type: str, say: Callable[[str], None], refresh: bool, seconds: float | None
+    asked: Asked, device_type: str, say: Callable[[str], None], refresh: bool, seconds: float | None
 ) -> Workload:
     """Return the workload of the job on a type of device: remembered, or profiled now on one of them.
 
@@ -171,7 +169,7 @@ def profiled(
     return workload
 
 
-def _facts(asked: "Asked", job: Job, device_set: Sequence[str]) -> dict[str, Any]:
+def _facts(asked: Asked, job: Job, device_set: Sequence[str]) -> dict[str, Any]:
     """Return what a workload depends on, plain values."""
     parts = training_parts(replace(job, validation=None))[0]
     return {
@@ -204,7 +202,7 @@ def _recalled(known: Mapping[str, Any], kinds: Sequence[str], seconds: float) ->
 
 
 def measured(
-    asked: "Asked",
+    asked: Asked,
     device_type: str,
     ranks: Any,
     say: Callable[[str], None],
@@ -218,8 +216,13 @@ def measured(
     cores = int(asked.cluster.cpu["usable"])
     named = AUTO if device_type == "cuda" else f"cpu:{max(cores, *asked.counts('cpu'))}"
     devices = AUTO if not asked.cluster.gpus and named == f"cpu:{cores}" else named
-    # What a quick measurement may take ends so long after it began: here it began earlier, where less is left.
-    since = None if seconds is None else time.perf_counter() + min(0.0, seconds - QUICK_S)
     return measure(
-        devices=devices, only=EXPERIMENTS, quick=True, refresh=refresh, ranks=ranks, since=since, say=say
+        devices=devices,
+        only=EXPERIMENTS,
+        quick=True,
+        refresh=refresh,
+        ranks=ranks,
+        since=time.perf_counter(),
+        seconds=QUICK_S if seconds is None else min(seconds, QUICK_S),
+        say=say,
     )

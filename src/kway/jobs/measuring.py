@@ -49,18 +49,19 @@ def measure(
     refresh: bool = False,
     ranks: Any = None,
     since: float | None = None,
+    seconds: float = QUICK_S,
     say: Callable[[str], None] = lambda text: None,
 ) -> Measurements:
     """Measure this machine, or recall what was measured under the same hardware, driver and torch; return the record.
 
     ``devices``: the device set to measure, the CPU always with it. ``only``: names of experiments, in a list or by
     commas. ``quick``: a few sizes, in a minute in place of several; full figures that are remembered count as well.
-    ``refresh``: measure also what is remembered. ``ranks``: CPU ranks that are already started. ``since``:
-    ``time.perf_counter()`` when the minute began. ``say`` is told what goes on. Raises ``UsageError`` before anything
-    is measured.
+    ``refresh``: measure also what is remembered. ``ranks``: CPU ranks that are already started. A quick
+    measurement ends about ``seconds`` after ``since`` (of ``time.perf_counter()``; before torch was loaded). ``say`` is
+    told what goes on. Raises ``UsageError`` before anything is measured.
     """
     begun = time.perf_counter()
-    ends = (begun - LOADED_S if since is None else since) + QUICK_S
+    ends = (begun - LOADED_S if since is None else since) + seconds
     experiments = chosen(only)
     cluster, spec = discover(), spelled(devices)
     device_set = parse(spec, cluster)

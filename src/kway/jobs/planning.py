@@ -1,26 +1,25 @@
 """``kway.plan``: every layout on every number of devices, priced, ranked and explained; checked by runs if wanted."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kway.devices.cpu import threads_for
 from kway.devices.select import parse_list, spelled
 from kway.devices.topology import discover
 from kway.errors import RefusedError, UsageError
 from kway.job import Job
 from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.arguments import check_given, truth
+from kway.jobs.asked import AUTO, Asked, measurements_given, workloads_given
 from kway.jobs.folder import claimed
 from kway.jobs.known_costs import Known, gather
-from kway.measurements import Measurements
 from kway.planned import Planned
 from kway.planning import history
-from kway.planning.candidates import Candidate, Left, candidates, device_sets
+from kway.planning.candidates import Candidate, device_sets
 from kway.planning.order import judged
 from kway.planning.price import Room, Scaling
 from kway.planning.priced import pricer
@@ -33,48 +32,9 @@ from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
 from kway.training.surroundings import machine, versions
 from kway.units import shown
-from kway.workload import Workload
 
-AUTO = "auto"
 # Files that a plan writes beside its record.
 PICTURES = ("speedup.png", "terms.png")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is to be planned. ``sets`` of devices, ``named`` by the user or all; ``strategies``, ``step_kinds``: those
-    named, ``None`` for all.
-    """
-
-    job: Job
-    cluster: Cluster
-    sets: list[list[str]]
-    strategies: list[str] | None
-    step_kinds: list[str] | None
-    level: str
-    shards: int
-    scaling: Scaling
-    refused: Callable[[Mapping[str, int], Sequence[str]], str]
-    named: bool = False
-
-    @property
-    def device_types(self) -> list[str]:
-        """The types of device among the sets, in their order."""
-        return list(dict.fromkeys(devices[0].partition(":")[0] for devices in self.sets))
-
-    def counts(self, device_type: str) -> list[int]:
-        """Return the numbers of devices of a type, smallest first."""
-        return sorted({len(devices) for devices in self.sets if devices[0].partition(":")[0] == device_type})
-
-    def candidates(self, kinds: Callable[[str], Iterable[str]]) -> tuple[list[Candidate], list[Left]]:
-        """Return all candidates with the step kinds that ``kinds`` names by type of device, and what is none."""
-        return candidates(
-            self.sets, kinds, self.threads, self.level, self.shards, self.strategies, self.refused
-        )
-
-    def threads(self, ranks: int, beside_gpu: bool) -> int:
-        """Return how many CPU threads a rank of so many has on this machine."""
-        return threads_for(ranks, beside_gpu=beside_gpu)
 
 
 def plan(
@@ -220,29 +180,6 @@ def _positive(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"batch_size_per_device={shown(value)}", "it must be a whole number of at least 1")
     return value
-
-
-def workloads_given(given: Any) -> list[Workload]:
-    """Return workloads from records, files, or a list of them. Raises ``UsageError``."""
-    every = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    return [_loaded("workload", each, Workload) for each in every]
-
-
-def measurements_given(given: Any) -> Measurements | None:
-    """Return measurements from a record or a file, ``None`` where none is given. Raises ``UsageError``."""
-    found: Measurements | None = None if given is None else _loaded("measurements", given, Measurements)
-    return found
-
-
-def _loaded(what: str, given: Any, kind: Any) -> Any:
-    if isinstance(given, kind):
-        return given
-    if not isinstance(given, str | Path):
-        raise UsageError(
-            f"{what} is of type {type(given).__name__}",
-            f"it must be a {kind.__name__}, or the path of its file",
-        )
-    return kind.load(Path(given))
 
 
 def planned(asked: Asked, known: Known, begun: float, estimate_only: bool = False) -> Planned:

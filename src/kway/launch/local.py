@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kway.errors import KwayError, UsageError
 from kway.launch import address, failure
 from kway.launch.blame import dump_call
+from kway.launch.closing import Closing
 from kway.launch.crew import Crew
 from kway.launch.descriptors import enough, open_missing
 from kway.launch.interrupt import signals_raise
@@ -25,7 +25,7 @@ from kway.world import StopRequest
 _LEAVE_S = 5.0
 
 
-class Ranks:
+class Ranks(Closing):
     """Ranks of this machine, one for each of ``devices`` (``cpu``, or ``cuda:I`` as this process counts).
 
     They start with the first task, after its function and arguments are known to travel. ``logs``: an existing
@@ -60,14 +60,6 @@ class Ranks:
         self._ready: set[int] = set()
         self._tasks = 0
         self._closed = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(kill=kind is not None)
 
     @property
     def size(self) -> int:

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from kway.errors import KwayError
 from kway.launch import address, failure
+from kway.launch.closing import Closing
 from kway.launch.crew import Crew
 from kway.launch.descriptors import enough, open_missing
 from kway.launch.failure import Failure
@@ -36,7 +36,7 @@ class Ended(NamedTuple):
     failed: Failure | None
 
 
-class Pool:
+class Pool(Closing):
     """One process for each of ``devices`` (``cpu``, or ``cuda:I`` as this process counts), which sees no other GPU.
 
     ``threads``: intra-op CPU threads of each; ``cores``: the logical processors of each, where it is to stay on some.
@@ -64,14 +64,6 @@ class Pool:
         self._at: dict[int, int] = {}
         self._begun: dict[int, float] = {}
         self._tasks = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(kill=kind is not None)
 
     @property
     def folder(self) -> Path:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from kway.errors import RefusedError, UsageError
+from kway.planned import device_type
 from kway.records import Cluster
 from kway.step.kinds import check_kind
 from kway.strategies.layout import axes, check_level, check_step_kind, fit, title
@@ -32,7 +33,7 @@ class Candidate:
     @property
     def device_type(self) -> str:
         """``cpu`` or ``cuda``."""
-        return self.device_set[0].partition(":")[0]
+        return device_type(self.device_set[0])
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def candidates(
     for name in strategies or ():
         _check_fits(name, distinct)
     for devices in distinct:
-        kind_of_device = devices[0].partition(":")[0]
+        kind_of_device = device_type(devices[0])
         own_threads = threads(len(devices), kind_of_device != "cpu")
         for layout in _wanted(strategies, len(devices)):
             why = _kept(layout, level, shards) or refused(layout, devices)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kway.planned import titled
+from kway.planned import titled, type_of
 from kway.units import bytes_text, counted, seconds_text
 
 # Of the largest change of a term in its direction, and of the step, what is left unsaid.
@@ -60,16 +60,10 @@ def several_ratio(row: Row, other: Row) -> float:
 def one_device(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return the candidate on one device of the same type that a row is compared with: same step kind before others."""
     alike = [
-        other
-        for other in rows
-        if other["devices"] == 1 and other["fits"] and _type_of(other) == _type_of(row)
+        other for other in rows if other["devices"] == 1 and other["fits"] and type_of(other) == type_of(row)
     ]
     same = [other for other in alike if other["step_kind"] == row["step_kind"]]
     return next(iter(same or alike), None)
-
-
-def _type_of(row: Row) -> str:
-    return str(row["device_set"][0]).partition(":")[0]
 
 
 def _slower(row: Row, other: Row) -> str:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kway.errors import UsageError
-from kway.planned import Planned, titled
+from kway.planned import Planned, titled, type_of
 from kway.report.curves import DOTS_PER_INCH, GREY
 from kway.report.measured_plots import COLOURS, LINES, MARKS
-from kway.report.plans import kind_of, one_of, term_names
+from kway.report.plans import one_of, term_names
 from kway.units import seconds_text
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ def curves(record: Planned) -> dict[str, list[tuple[int, float, float | None]]]:
     """Return points (devices, speed-up, measured speed-up) by what the curve is of; one device begins each."""
     found: dict[str, list[tuple[int, float, float | None]]] = {}
     kinds = {row["step_kind"] for row in record.candidates}
-    types = {kind_of(row) for row in record.candidates}
+    types = {type_of(row) for row in record.candidates}
     for row in sorted(record.candidates, key=lambda row: int(row["devices"])):
         one = one_of(record.candidates, row)
         if row["devices"] == 1 or one is None:
             continue
         axes = ", ".join(row["layout"])
         # Layouts of several axes have many sizes on as many devices: the fastest of them is the curve.
-        name = axes + (f" on {DEVICES[kind_of(row)]}" if len(types) > 1 else "")
+        name = axes + (f" on {DEVICES[type_of(row)]}" if len(types) > 1 else "")
         name += f", {row['step_kind']}" if len(kinds) > 1 else ""
         points = found.setdefault(
             name, [(1, _own_start(record, one, row), _ratio(one, one, "measured_step_s"))]
@@ -94,7 +94,7 @@ def _own_start(record: Planned, one: dict[str, Any], row: dict[str, Any]) -> flo
     same = [
         other
         for other in record.candidates
-        if other["devices"] == 1 and (kind_of(other), other["step_kind"]) == (kind_of(row), row["step_kind"])
+        if other["devices"] == 1 and (type_of(other), other["step_kind"]) == (type_of(row), row["step_kind"])
     ]
     return float(same[0]["samples_per_s"] / one["samples_per_s"]) if same else 1.0
 
@@ -157,8 +157,8 @@ def _draw_terms(figure: "Figure", record: Planned) -> None:
     rows = record.candidates[:MOST_BARS]
     names = term_names(rows)
     # A scale for each type of device: beside a CPU's steps nothing would be seen of a GPU's.
-    types = list(dict.fromkeys(map(kind_of, rows)))
-    panels = [[row for row in rows if kind_of(row) == kind] for kind in types]
+    types = list(dict.fromkeys(map(type_of, rows)))
+    panels = [[row for row in rows if type_of(row) == kind] for kind in types]
     below = 0.42 + 0.22 * -(-len(names) // 3)
     height = 0.5 + sum(BAR * len(panel) + BELOW_BARS for panel in panels) + below
     figure.set_figheight(height)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kway.planned import Planned, short_set, spelled_set, titled
+from kway.planned import Planned, short_set, spelled_set, titled, type_of
 from kway.report.tables import table
 from kway.units import bytes_text, counted, seconds_text
 
@@ -76,13 +76,8 @@ def _one(record: Planned, row: dict[str, Any]) -> dict[str, Any] | None:
 
 def one_of(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any] | None:
     """Return the fastest candidate on one device of the same type; ``None`` where none was priced."""
-    kind = kind_of(row)
-    return next((other for other in rows if other["devices"] == 1 and kind_of(other) == kind), None)
-
-
-def kind_of(row: dict[str, Any]) -> str:
-    """Return the type of a candidate's devices: ``cpu`` or ``cuda``."""
-    return str(row["device_set"][0]).partition(":")[0]
+    kind = type_of(row)
+    return next((other for other in rows if other["devices"] == 1 and type_of(other) == kind), None)
 
 
 def _terms(record: Planned) -> str:
