@@ -16,6 +16,7 @@ from kway.report.timeline import PARTS
 from kway.step.compiled import CompiledStep, compiling
 from kway.step.endings import as_they_are
 from kway.step.losses import rule_for, summed
+from kway.step.observe import HostState
 
 pytestmark = pytest.mark.skipif(missing("cpu") is not None, reason=f"torch.compile: {missing('cpu')}")
 
@@ -177,6 +178,29 @@ def test_a_small_function_that_does_not_compile_runs_as_it_is_and_is_named():
     (notice,) = step.notices
     assert notice.startswith("tests.step.test_compiled.")
     assert ".fails is not compiled: " in notice
+
+
+def test_what_compiles_a_small_function_is_nothing_that_a_step_keeps():
+    """A step in which something is kept by the host from one to the next is not recorded."""
+
+    def works(x):
+        return x + 1
+
+    seen, steps = [], []
+
+    def taken(core, owner):
+        kept = HostState(core.model, [owner])
+        found = owner.works(torch.ones(2)).tolist()
+        seen.append(kept.change())
+        steps[0].notices.append("a line for the user")
+        seen.append(kept.change())
+        return found
+
+    step, _ = as_on_a_gpu(taken, works)
+    steps.append(step)
+    for _ in range(3):
+        assert step.run("share", 0) == [2, 2]
+    assert seen == [None] * 6
 
 
 def test_what_is_wrong_with_the_numbers_of_a_small_function_is_no_matter_of_compiling():

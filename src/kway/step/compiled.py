@@ -38,7 +38,7 @@ class CompiledStep:
     ) -> None:
         self._model, self._inner = core.model, inner
         dynamo: Any = import_module("torch._dynamo")
-        self._failed, self._any_failure = dynamo.exc.BackendCompilerFailed, dynamo.exc.TorchDynamoException
+        self._failed = dynamo.exc.BackendCompilerFailed
         if core.kept is not None:
             # Not as a part of compiled code, which would give it a buffer after all that the pass did to it.
             vars(core.kept)["registered"] = dynamo.disable(core.kept.registered)
@@ -52,7 +52,7 @@ class CompiledStep:
         self._small: list[tuple[Any, str, Any]] = [(core, "compiles", True)] if launches else []
         for owner, name, dynamic in core.compilable() if launches else ():
             function = torch.compile(getattr(owner, name), dynamic=dynamic, options=options)
-            self._small.append((owner, name, self._or_as_it_is(owner, name, function)))
+            self._small.append((owner, name, _OrAsItIs(getattr(owner, name), function, self.notices)))
 
     @property
     def kind(self) -> str:
@@ -89,28 +89,37 @@ class CompiledStep:
                     "use a step kind that does not compile: eager, or graph on a GPU",
                 ) from error
 
-    def _or_as_it_is(self, owner: Any, name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a small function that is run as it is, from then on, where it turns out that it does not compile."""
-        plain: Callable[..., Any] = getattr(owner, name)
-
-        def call(*given: Any) -> Any:
-            try:
-                return compiled(*given)
-            except self._any_failure as error:
-                # First: what is wrong with the numbers themselves, it says too.
-                found = plain(*given)
-                cause = getattr(error, "inner_exception", error)
-                said = next(iter(str(cause).splitlines()), "")
-                self.notices.append(f"{_name_of(plain)} is not compiled: {type(cause).__name__}: {said}")
-            self._small = [held for held in self._small if held[0] is not owner or held[1] != name]
-            setattr(owner, name, plain)
-            return found
-
-        return call
-
     def forget(self) -> None:
         """Forget recordings; compiled code reads parameters where they are."""
         self._inner.forget()
+
+
+class _OrAsItIs:
+    """A small function, compiled, that is run as it is from then on where it turns out that it does not compile.
+
+    What it holds is no part of what the host keeps of a step (``observe``): it changes nothing but speed.
+    """
+
+    __slots__ = ("compiled", "notices", "plain")
+
+    def __init__(self, plain: Callable[..., Any], compiled: Callable[..., Any], notices: list[str]) -> None:
+        self.plain, self.notices = plain, notices
+        self.compiled: Callable[..., Any] | None = compiled
+
+    def __call__(self, *given: Any) -> Any:
+        if self.compiled is None:
+            return self.plain(*given)
+        dynamo: Any = import_module("torch._dynamo")
+        try:
+            return self.compiled(*given)
+        except dynamo.exc.TorchDynamoException as error:
+            # First: what is wrong with the numbers themselves, it says too.
+            found = self.plain(*given)
+            cause = getattr(error, "inner_exception", error)
+            said = next(iter(str(cause).splitlines()), "")
+            self.notices.append(f"{_name_of(self.plain)} is not compiled: {type(cause).__name__}: {said}")
+        self.compiled = None
+        return found
 
 
 def _name_of(function: Callable[..., Any]) -> str:
