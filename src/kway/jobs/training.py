@@ -17,11 +17,11 @@ from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
-from kway.jobs.arguments import check_given, functions_of
+from kway.jobs.arguments import check_given
 from kway.jobs.automatic import Going, foreseen
 from kway.jobs.folder import claimed, is_there, logs_of
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
-from kway.jobs.listeners import Callback, Listeners
+from kway.jobs.listeners import Callback, followed, listeners
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find
@@ -36,6 +36,8 @@ from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
+from kway.trackers.chosen import EVENTS
+from kway.trackers.protocol import Tracker
 from kway.training.facts import check_length, facts_of
 from kway.training.loop import Loop
 from kway.training.parts import training_parts
@@ -46,7 +48,6 @@ from kway.training.timeline import FILE as TIMELINE
 from kway.training.timeline import check_timeline, timeline_steps
 from kway.training.validation import BEST, known_figure
 from kway.units import counted, duration
-from kway.world import StopRequest
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def train(
     steps: int | None = None,
     out: Path | str | None = None,
     callbacks: Iterable[Callback] = (),
+    trackers: Iterable[str | Tracker] = (),
     validate_every: int | str = 1,
     log_every: int = 10,
     save_best: str | None = None,
@@ -104,6 +106,7 @@ def train(
     stall_timeout: str | float | timedelta | None = None,
     timeline: bool | int | None = None,
     echo: bool = True,
+    progress: bool = False,
     ranks: Any = None,
 ) -> Run:
     """Train ``job`` and return the run.
@@ -147,8 +150,11 @@ def train(
 
     ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
     ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``checkpoint`` (a save began),
-    ``notice``, ``warning``, ``end``. ``echo``: whether what
-    ranks print is shown. ``ranks``: CPU ranks that are already started.
+    ``notice``, ``warning``, ``end``. ``trackers``: ``"tensorboard"`` (event files in ``out``/tensorboard), ``"wandb"``,
+    ``"mlflow"``, or objects as ``kway.trackers`` makes them: they get the configuration and all figures of these
+    events. One that fails is told of once, and ends no run. ``progress``: show how far the run is, in one line that is
+    redrawn in a terminal or a notebook, in plain lines at intervals elsewhere. ``echo``: whether what ranks print is
+    shown. ``ranks``: CPU ranks that are already started.
 
     Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``OutOfMemoryError``;
     ``StoppedError`` where the run was asked to stop; ``RankError`` where a rank fails, ``StallError`` where one makes
@@ -156,7 +162,7 @@ def train(
     """
     check_given(job, ranks, out=out)
     stall = duration("stall_timeout", stall_timeout)
-    tell = Listeners(functions_of("callbacks", callbacks), StopRequest())
+    tell = listeners(callbacks, progress)
     going = foreseen(plan, Going(job, devices, strategy, step_kind, exactness, shards), ranks, tell.say)
     job, step_kind, exactness, shards = going.job, going.step_kind, going.exactness, going.shards
     where = going.place(stall is not None, settings)
@@ -201,6 +207,7 @@ def train(
         check_length(checkpoint, epochs, steps)
 
     with ExitStack() as stack:
+        stack.enter_context(followed(tell, trackers, out))
         # First: a run that is at work there may remove what would be found.
         folder = _folder(stack, where, out, resume)
         found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
@@ -371,5 +378,9 @@ def _folder(stack: ExitStack, where: Place, out: Path | str | None, resume: bool
             "a record is never written over",
             "to train on, name the run with resume= (--resume-from) and another folder with out= (--out)",
         )
-    others = () if own else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", TIMELINE, FOLDER)
+    others = (
+        ()
+        if own
+        else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", TIMELINE, FOLDER, EVENTS)
+    )
     return Path(on_main(where, lambda: str(stack.enter_context(claimed(out, "train.json", others)))))

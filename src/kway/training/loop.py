@@ -34,7 +34,7 @@ from kway.training.saving import Position, Saver
 from kway.training.set_up import set_up_notices
 from kway.training.spec import TrainSpec
 from kway.training.straggler import own_work, slow_ranks
-from kway.training.subject import optimizer_facts
+from kway.training.subject import config_of, optimizer_facts
 from kway.training.surroundings import gpu_name, machine, peak_memory, versions
 from kway.training.validation import BEST, Validation
 from kway.training.watch import LossWatch
@@ -113,6 +113,7 @@ class Loop:
                     "devices": plan.devices,
                     "strategy": plan.strategy,
                     "resumed_from_step": self.resumed,
+                    "job": config_of(spec, self.subject, train.order.batch_size),
                 }
             )
             for line in dict.fromkeys([*spec.told, *self._set_up(), *self.notices]):
@@ -211,7 +212,8 @@ class Loop:
             self.engine.schedule.step(loss)
         row = self._row(epoch, course, loss)
         self.rows.append(row)
-        self._say({"event": "epoch", **row} | ({"earlier": True} if self.steps == self.resumed else {}))
+        earlier = {"earlier": True} if self.steps == self.resumed else {}
+        self._say({"event": "epoch", **row, "global_step": self.steps} | earlier)
         self.epoch, self.course = epoch + 1, None
         if self.agenda.saves_after(epoch) and not self._is_last(epoch):
             self._save(Position(self.steps, epoch + 1, 0))
@@ -310,6 +312,7 @@ class Loop:
             "event": "step",
             "epoch": epoch + 1,
             "step": step + 1,
+            "global_step": self.steps,
             "steps": self.loader.steps(epoch),
             "samples": course.samples,
             "seconds": course.passed(time.perf_counter()),
@@ -325,7 +328,8 @@ class Loop:
             figures = self.validation.judge(epoch, self.steps, at_the_end)
         if self.validation.stopped:
             self.notices.append(self.validation.stopped)
-        self._say({"event": "validation", "epoch": epoch + 1, "step": self.steps, **figures})
+        steps = {"step": self.steps, "global_step": self.steps}
+        self._say({"event": "validation", "epoch": epoch + 1, **steps, **figures})
 
     def _row(self, epoch: int, course: Course, loss: float) -> dict[str, Any]:
         metrics = course.tally.result(self.engine.part.batch_group)
