@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,9 +69,7 @@ def test_what_is_trained_by_hand_has_the_weights_of_kway(name, tmp_path):
 
 @pytest.mark.starts
 def test_ranks_of_a_launcher_train_both_ways(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     said = ran([*words, "examples/ddp_launcher.py"], tmp_path)
     assert "DDP by launcher, 2 ranks" in said
     agrees(said)
