@@ -73,8 +73,8 @@ def meets_nobody(context):
 def test_ranks_that_come_to_no_end_are_given_up_and_the_others_started_anew():
     begun = time.monotonic()
     with KeptRanks() as on_ranks:
-        with pytest.raises(StallError, match="rank 1 is late: step 0, measure") as told:
+        with pytest.raises(StallError, match=r"rank \d is late: step 0, measure") as told:
             on_ranks(["cpu"] * 2, meets_nobody, limit_s=1.0)
         assert "meets_nobody" in told.value.traceback
         assert on_ranks(["cpu"] * 2, place_of, 7) == [[(0, "cpu", 7), (1, "cpu", 7)]] * 2
-    assert time.monotonic() - begun < 50
+    assert time.monotonic() - begun < 55
