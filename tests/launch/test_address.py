@@ -3,9 +3,9 @@ import threading
 
 import pytest
 
+from kway.backends import backend_of
 from kway.errors import UsageError
 from kway.launch.address import (
-    backend_of,
     check_interface,
     check_name,
     device_of_rank,

@@ -105,11 +105,6 @@ def wait_for_listener(host: str, port: int, timeout: float) -> None:
         time.sleep(_LOOK_S)
 
 
-def backend_of(devices: Sequence[str]) -> str:
-    """Name the collective back end for ranks on ``devices``."""
-    return "nccl" if devices and all(device.startswith("cuda") for device in devices) else "gloo"
-
-
 def device_of_rank(device: str, rank: int) -> str:
     """Name the device as the rank itself sees it: of the chosen GPUs, in order, its own."""
     return f"cuda:{rank}" if device.startswith("cuda") else device
