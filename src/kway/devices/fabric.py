@@ -1,6 +1,6 @@
 """What connects the devices of this machine, and machines with each other, and the row of the table that follows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kway.backends import ETHERNET, NVLINK, PCIE, choose, lacking
@@ -18,9 +18,9 @@ _FAST = {"nvlink", "xgmi"}
 class Surroundings(NamedTuple):
     """What is beside processors and GPUs: see ``numa.nodes``, ``networks`` and ``mps.read``."""
 
-    numa: list[dict[str, Any]] = []
-    infiniband: list[dict[str, Any]] = []
-    interfaces: list[dict[str, Any]] = []
+    numa: Sequence[dict[str, Any]] = ()
+    infiniband: Sequence[dict[str, Any]] = ()
+    interfaces: Sequence[dict[str, Any]] = ()
     mps: dict[str, Any] | None = None
 
 

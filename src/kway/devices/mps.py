@@ -9,9 +9,7 @@ from typing import Any
 
 # torch calls its MPS device usable from this version of macOS on.
 OLDEST = 14
-NO_COLLECTIVES = (
-    "torch has no collectives between MPS devices, and kway runs no ranks on them; its ranks go on the CPU"
-)
+NO_COLLECTIVES = "kway runs no ranks on MPS devices: torch has no collectives between them"
 NAME, MEMORY = ("sysctl", "-n", "machdep.cpu.brand_string"), ("sysctl", "-n", "hw.memsize")
 # Takes most of a second.
 DISPLAYS = ("system_profiler", "SPDisplaysDataType", "-json")

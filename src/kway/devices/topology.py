@@ -97,9 +97,9 @@ def assemble(
         driver=driver.version,
         warnings=warnings,
         driver_cuda=driver.cuda,
-        numa=around.numa,
-        infiniband=around.infiniband,
-        interfaces=around.interfaces,
+        numa=list(around.numa),
+        infiniband=list(around.infiniband),
+        interfaces=list(around.interfaces),
         mps=around.mps,
     )
 
