@@ -1,11 +1,14 @@
 # ruff: noqa: N802 - the stand-in has the names of CUDA's library
 import ctypes
+import re
+from pathlib import Path
 
 from tests.devices.system_tree import planted
 from tests.devices.test_mps import Mac
 from tests.devices.test_rocm import HAS, HIP, NODES, TREE
 
-from kway.devices import rocm
+from kway.backends import RULES, TITLES
+from kway.devices import cpu_attributes, mps, rocm
 from kway.devices.attributes import describe
 from kway.devices.fabric import Surroundings
 from kway.devices.gpu_attributes import NUMBERS, SWITCHES, read
@@ -128,3 +131,19 @@ def test_an_apple_computer(tmp_path):
             return "" if command == ("sysctl", "hw") else super().output(command)
 
     assert describe(cluster, tmp_path, list, Computer())["mps"]["gpu_cores"] == 16
+
+
+def test_the_guide_explains_every_attribute(tmp_path):
+    text = (Path(__file__).parents[2] / "docs/guide/devices.md").read_text()
+    text = text[text.index("## Attributes") : text.index("## The doctor")]
+    amd, nvidia = read_amd(planted(tmp_path, TREE))[0], read(Library)[0]
+    names = {*NUMBERS, *SWITCHES, *amd, *nvidia, *mps.attributes(Mac()), *cpu_attributes.read()}
+    assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+def test_the_guide_shows_the_table_of_back_ends():
+    text = (Path(__file__).parents[2] / "docs/guide/devices.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (.+?) \| (.+?) \| (\w+) \|$", text, re.MULTILINE)
+    assert rows == [
+        (str(number), rule.devices, rule.over, TITLES[rule.backend]) for number, rule in enumerate(RULES, 1)
+    ]

@@ -17,7 +17,7 @@ def limits(soft, hard=NONE):
         (2, 1024, NONE, "ok", "1,024 files"),
         (2, NONE, NONE, "ok", "any number of files"),
         (2, 256, 4096, "warn", "ulimit -n 1024"),
-        (400, 1024, 4096, "fail", "ulimit -n 2480"),
+        (400, 1024, 4096, "fail", "400 ranks takes about 1240; ulimit -n 2480"),
         (2, 20, 64, "fail", "the hard limit of 64 must be raised"),
     ],
 )

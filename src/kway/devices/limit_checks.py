@@ -28,8 +28,9 @@ def open_files(ranks: int, limit: Limit = resource.getrlimit) -> Check:
         do += f", for which the hard limit of {hard} must be raised (limits.conf; docker run --ulimit nofile=65536)"
     if soft == _UNLIMITED or soft >= max(_ENOUGH_FILES, need):
         return good("open files", found)
-    outcome = FAIL if soft < need else WARN
-    return Check("open files", outcome, f"{found}; {ranks} ranks need about {need}", do)
+    if soft < need:
+        return Check("open files", FAIL, f"{found}; the start of {ranks} ranks takes about {need}", do)
+    return Check("open files", WARN, f"{found}, which ranks with loader workers may reach", do)
 
 
 def locked_memory(has_infiniband: bool, limit: Limit = resource.getrlimit) -> Check:

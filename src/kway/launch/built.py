@@ -26,6 +26,6 @@ def usable_backend(device: str) -> str:
         raise UsageError(
             f"this torch has only MPI for ranks on {device}",
             "kway needs groups that meet through a store, which torch has none of with MPI",
-            f"install a torch that has {needed}, or make the process group yourself before kway is called",
+            f"install a torch that has {needed}",
         )
     return name
