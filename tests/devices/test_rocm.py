@@ -2,7 +2,8 @@ import pytest
 from tests.devices.system_tree import planted
 
 from kway.devices.fabric import Surroundings
-from kway.devices.rocm import NO_DRIVER, architecture, hiding, read, seen
+from kway.devices.rocm import NO_DRIVER, architecture, read
+from kway.devices.rocm_visible import hiding, seen
 from kway.devices.simulated import simulated
 from kway.devices.topology import assemble
 
@@ -98,6 +99,15 @@ def test_architectures_are_named_as_compilers_do(version, name):
         ({"ROCR_VISIBLE_DEVICES": "GPU-02"}, [2]),
         ({"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1"}, []),
         ({"HIP_VISIBLE_DEVICES": ""}, []),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, []),
+        ({"HIP_VISIBLE_DEVICES": "2,9,1"}, [2]),
+        ({"HIP_VISIBLE_DEVICES": "1, 2"}, [1]),
+        ({"ROCR_VISIBLE_DEVICES": "1, 2"}, [1, 2]),
+        ({"HIP_VISIBLE_DEVICES": "2,2,1"}, [2, 1]),
+        ({"ROCR_VISIBLE_DEVICES": "2,2,1"}, [2]),
+        ({"HIP_VISIBLE_DEVICES": "GPU-0"}, [0]),
+        ({"ROCR_VISIBLE_DEVICES": "gpu-03"}, [3]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-0"}, []),
     ],
 )
 def test_what_the_environment_leaves(environ, physical):
@@ -107,7 +117,10 @@ def test_what_the_environment_leaves(environ, physical):
 
 def test_the_variable_that_is_wrong_is_named():
     (warning,) = seen({"HIP_VISIBLE_DEVICES": "0,7"}, [{"uuid": "GPU-0", "name": "Card"}]).warnings
-    assert warning.startswith("HIP_VISIBLE_DEVICES=0,7: there is no GPU 7")
+    assert warning.startswith("HIP_VISIBLE_DEVICES=0,7: '7' names none of 1 GPUs")
+    (warning,) = seen({"ROCR_VISIBLE_DEVICES": "0,0"}, [{"uuid": "GPU-0", "name": "Card"}]).warnings
+    assert "'0' repeats a GPU; ROCm ignores this entry and all after it" in warning
+    assert seen({"ROCR_VISIBLE_DEVICES": "-1"}, [{"uuid": "GPU-0", "name": "Card"}]).warnings == []
     assert hiding({"ROCR_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}) == (
         "ROCR_VISIBLE_DEVICES=1 CUDA_VISIBLE_DEVICES=0"
     )

@@ -86,6 +86,21 @@ def test_ranks_see_the_chosen_gpus_in_order(visible, devices, expected):
     assert backend_of(devices) == "nccl"
 
 
+@pytest.mark.parametrize(
+    ("devices", "hip", "expected"),
+    [
+        (["cuda:1"], "2,3", "3"),
+        (["cuda:1", "cuda:0"], "2,3", "3,2"),
+        (["cpu"], "2,3", ""),
+        (["cuda:1"], "0", "0"),
+    ],
+)
+def test_the_variable_that_hides_the_other_one_says_the_same(devices, hip, expected):
+    made = environment(devices, None, {"HIP_VISIBLE_DEVICES": hip})
+    assert made["HIP_VISIBLE_DEVICES"] == expected
+    assert "HIP_VISIBLE_DEVICES" not in environment(devices, None, {})
+
+
 def test_cpu_ranks_see_no_gpu():
     assert environment(["cpu", "cpu"], None, {"CUDA_VISIBLE_DEVICES": "0,1"})["CUDA_VISIBLE_DEVICES"] == ""
     assert backend_of(["cpu", "cpu"]) == "gloo"

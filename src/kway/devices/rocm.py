@@ -11,12 +11,9 @@ from typing import Any
 from kway.devices.cpu import ROOT
 from kway.devices.cuda import Driver, absent
 from kway.devices.system_files import folders, number, properties, text
-from kway.devices.visible import NAME, Visible, visible
 
 TREE = "sys/class/kfd/kfd/topology/nodes"
 NO_DRIVER = "no driver of AMD GPUs was found"
-# What ROCm's lowest layer reads, and what HIP reads of what that one leaves.
-BELOW, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _PCIE, _XGMI = 2, 11
 
 
@@ -50,25 +47,6 @@ def bus_of(facts: Mapping[str, int]) -> str:
     """Return the PCI address of a GPU from its properties, as the system writes it."""
     place = facts.get("location_id", 0)
     return f"{facts.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
-
-
-def seen(environ: Mapping[str, str], gpus: Sequence[dict[str, Any]]) -> Visible:
-    """Apply the variables that hide AMD's GPUs, in ROCm's order.
-
-    ``ROCR_VISIBLE_DEVICES`` takes from all GPUs; ``HIP_VISIBLE_DEVICES``, or else ``CUDA_VISIBLE_DEVICES``, takes from
-    those that are left, and counts them anew.
-    """
-    below = visible(environ.get(BELOW), gpus, "PCI_BUS_ID", BELOW)
-    name = HIP if HIP in environ else NAME
-    left = [gpus[index] for index in below.physical]
-    above = visible(environ.get(name), left, "PCI_BUS_ID", name)
-    return Visible([below.physical[index] for index in above.physical], [*below.warnings, *above.warnings])
-
-
-def hiding(environ: Mapping[str, str]) -> str:
-    """Write down the variables that say which AMD GPUs are seen, as they are set."""
-    names = [BELOW, HIP if HIP in environ else NAME]
-    return " ".join(f"{name}={environ[name]}" for name in names if name in environ)
 
 
 def _gpu(index: int, folder: Path, facts: Mapping[str, int], root: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from kway.devices import cpu, cuda, mps, networks, numa, rocm, torch_facts
+from kway.devices import cpu, cuda, mps, networks, numa, rocm, rocm_visible, torch_facts
 from kway.devices.fabric import LOCAL_CPUS, Surroundings, backend, between_local_gpus
 from kway.devices.spelling import misspelled
 from kway.devices.visible import NAME, Visible, visible
@@ -115,12 +115,12 @@ def _driver(build: dict[str, Any]) -> cuda.Driver:
 
 def _seen(environ: Mapping[str, str], driver: cuda.Driver) -> Visible:
     if driver.maker == AMD:
-        return rocm.seen(environ, driver.gpus)
+        return rocm_visible.seen(environ, driver.gpus)
     return visible(environ.get(NAME), driver.gpus, environ.get("CUDA_DEVICE_ORDER"))
 
 
 def _hiding(environ: Mapping[str, str], driver: cuda.Driver) -> str:
-    return rocm.hiding(environ) if driver.maker == AMD else f"{NAME}={environ.get(NAME)}"
+    return rocm_visible.hiding(environ) if driver.maker == AMD else f"{NAME}={environ.get(NAME)}"
 
 
 def _platform(maker: str) -> str:

@@ -17,12 +17,8 @@ class Visible(NamedTuple):
     warnings: list[str]
 
 
-def visible(
-    value: str | None, gpus: Sequence[dict[str, Any]], order: str | None = None, name: str = NAME
-) -> Visible:
+def visible(value: str | None, gpus: Sequence[dict[str, Any]], order: str | None = None) -> Visible:
     """Apply ``CUDA_VISIBLE_DEVICES`` (``value``) and ``CUDA_DEVICE_ORDER`` (``order``); ``None`` means unset.
-
-    ``name``: that of the variable, where it is another one with the same rules.
 
     ``gpus`` is the driver's list, by PCI bus: each has ``uuid``, ``name`` and, where the GPU is divided,
     ``mig``, the UUIDs of its instances.
@@ -36,15 +32,15 @@ def visible(
         found = _look_up(entry, gpus)
         if isinstance(found, str):
             if value.strip() not in ("", "-1"):
-                warnings.append(f"{name}={value}: {found}; CUDA ignores this entry and all after it")
+                warnings.append(f"{NAME}={value}: {found}; CUDA ignores this entry and all after it")
             break
         instance = entry if entry.startswith("MIG-") else ""
         if (found, instance) in seen:
-            warnings.append(f"{name}={value}: {entry} repeats a GPU, and CUDA then shows none at all")
+            warnings.append(f"{NAME}={value}: {entry} repeats a GPU, and CUDA then shows none at all")
             return Visible([], warnings)
         seen.add((found, instance))
         if instance and chosen:
-            warnings.append(f"{name}={value}: CUDA uses one MIG instance a process, the first")
+            warnings.append(f"{NAME}={value}: CUDA uses one MIG instance a process, the first")
             break
         chosen.append(found)
     return Visible(chosen, warnings)
