@@ -107,11 +107,15 @@ class Cluster(Record):
     ``cpu``: ``model``, ``cores`` (physical, whole machine), ``usable`` (logical processors that this process
     may run on), ``memory_total``, ``memory_available``. ``gpus``: a list in torch's order of ``index`` (as
     torch counts), ``physical`` (as the driver counts), ``name``, ``uuid``, ``memory_total``,
-    ``memory_free``, ``compute_capability``. ``hidden``: GPUs of the driver that the environment hides.
-    ``links``: pairs ``a``, ``b`` (torch indices), ``peer`` (direct access) and ``over``. ``backends``: for
-    ``cpu`` and ``cuda`` the ``name`` of the collective back end and ``why``. ``torch``: ``version``,
-    ``cuda`` and what a cache holds of facts that only torch knows. ``driver``: version, or ``None``.
-    ``warnings``: lines for the user.
+    ``memory_free``, ``compute_capability``, ``bus``, ``numa_node``. ``hidden``: GPUs of the driver that the
+    environment hides. ``links``: pairs ``a``, ``b`` (torch indices), ``peer`` (direct access) and ``over``.
+    ``backends``: for ``cpu`` and ``cuda`` the ``name`` of the collective back end, ``why``, ``over`` (what connects
+    them on this machine), ``rule`` (the row of ``kway.backends`` that applied), ``between_machines`` (the row there).
+    ``torch``: ``version``, ``cuda`` and what a cache holds of facts that only torch knows. ``driver``: version, or
+    ``None``; ``driver_cuda``: the newest CUDA that it runs. ``warnings``: lines for the user. ``numa``,
+    ``infiniband``, ``interfaces``, ``mps``: see ``numa``, ``networks`` and ``mps`` in ``kway.devices``.
+    ``attributes``: by device, where asked for (``attributes`` there). ``checks``: of the installation, where asked
+    for (``doctor`` there).
     """
 
     kind: ClassVar[str] = "cluster"
@@ -124,6 +128,13 @@ class Cluster(Record):
     torch: dict[str, Any]
     driver: str | None
     warnings: list[str]
+    driver_cuda: str | None = None
+    numa: list[dict[str, Any]] = field(default_factory=list)
+    infiniband: list[dict[str, Any]] = field(default_factory=list)
+    interfaces: list[dict[str, Any]] = field(default_factory=list)
+    mps: dict[str, Any] | None = None
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    checks: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
