@@ -190,7 +190,7 @@ def test_timeline(here, capfd):
 def test_a_batch_by_device_says_what_scaling_would_be_and_does_it_when_asked(tmp_path, capsys, forks):
     line = ["train", "mlp", "--devices", "cpu:2", "--batch-size-per-device", "8", "--steps", "3", "--no-tune"]
     assert main([*line, "--out", str(tmp_path / "plain")]) == 0
-    assert "linear scaling 0.2 and sqrt scaling 0.1414 would be usual" in capsys.readouterr().out
+    assert "would be 0.2 (linear) and 0.1414 (sqrt)" in capsys.readouterr().out
     more = ["--lr-scale", "sqrt", "--lr-warmup", "2steps"]
     assert main([*line, *more, "--out", str(tmp_path / "scaled")]) == 0
     assert (

@@ -1,7 +1,9 @@
+import fcntl
 import gzip
 import hashlib
 import io
 import multiprocessing
+import os
 import tarfile
 import threading
 from dataclasses import replace
@@ -137,6 +139,27 @@ def test_two_at_once_download_once(site, monkeypatch, tmp_path):
     assert sorted(results) == [False, True]
     assert len(site.asked) == 4
     assert any("another process fetches mnist" in str(text) for events in said for text in events)
+
+
+def test_who_waited_for_one_that_brought_nothing_does_it_itself(site, monkeypatch, tmp_path):
+    offer(monkeypatch, site, "mnist", small_mnist())
+    folder = tmp_path / "root/.mnist.fetch"
+    folder.mkdir(parents=True)
+    handle = os.open(folder, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    waits, results = threading.Event(), []
+
+    def told(event):
+        if "another process" in str(event.get("text")):
+            waits.set()
+
+    thread = threading.Thread(target=lambda: results.append(fetch("mnist", tmp_path / "root", told, QUICK)))
+    thread.start()
+    assert waits.wait(10)
+    folder.rmdir()  # as one that fails does
+    os.close(handle)
+    thread.join()
+    assert results == [True]
 
 
 @pytest.mark.starts

@@ -58,8 +58,8 @@ def test_by_default_nothing_is_scaled_and_what_would_be_usual_is_said(ranks):
     assert (run.record.batch_size, run.record.lr_scale) == (32, None)
     (line,) = [text for text in run.record.notices if "learning rate" in text]
     assert line == (
-        "the global batch is 2 x 16 = 32, and the learning rate stays 0.1: against one device, linear scaling 0.2 and "
-        "sqrt scaling 0.1414 would be usual (lr_scale=, --lr-scale)"
+        "the global batch is 2 x 16 = 32, and the learning rate stays 0.1: usual against one device would be "
+        "0.2 (linear) and 0.1414 (sqrt), with lr_scale= (--lr-scale)"
     )
     same(run, by_hand(job_of(), lambda step: 1.0))
 

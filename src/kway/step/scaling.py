@@ -9,7 +9,7 @@ Two rules say what k devices with k times the batch make of the rate of one:
     from that of one device to k times that (section 2.2; 5 epochs there).
 ``sqrt``
     sqrt(k) times the rate, which keeps the variance of a step: Krizhevsky, "One weird trick for parallelizing
-    convolutional neural networks", arXiv:1404.5997, section 5. For Adam and RMSprop it is also what follows from their
+    convolutional neural networks", arXiv:1404.5997. For Adam and RMSprop it is also what follows from their
     limit of small rates: Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms",
     arXiv:2205.10287.
 

@@ -134,10 +134,10 @@ def growth_lines(spec: TrainSpec, optimizer: Any, schedule: Any) -> list[str]:
     rates = [group.get("initial_lr", rate) for group, rate in zip(optimizer.param_groups, now, strict=True)]
     batch = f"the global batch is {devices} x {per_device} = {devices * per_device:,}"
     if scale is None:
-        usual = " and ".join(f"{name} scaling {_texts(rates, rule(devices))}" for name, rule in RULES.items())
+        usual = " and ".join(f"{_texts(rates, rule(devices))} ({name})" for name, rule in RULES.items())
         return [
-            f"{batch}, and the learning rate stays {_texts(rates, 1)}: against one device, {usual} would be usual "
-            "(lr_scale=, --lr-scale)"
+            f"{batch}, and the learning rate stays {_texts(rates, 1)}: usual against one device would be {usual}, with "
+            "lr_scale= (--lr-scale)"
         ]
     warm = f", after a warm-up of {counted(scale.warmup_steps, 'step')} from {_texts(rates, 1)}"
     made = f"{scale.rule} scaling makes the learning rate {_texts(rates, scale.factor)}"
