@@ -190,7 +190,9 @@ class Training(Record):
     ``tuned``: ``how`` it was chosen (``Tuning``), ``why``, ``seconds``, ``made``, ``choice``; ``None`` where the run
     was not to be tuned. ``processes``: how many the ranks were; one where they were threads of it, ``None`` in records
     of before. ``timeline``: of the ``steps`` (their numbers, from 1) that were recorded, by rank, in seconds a step
-    (docs/guide/timeline.md); ``None`` where none were.
+    (docs/guide/timeline.md); ``None`` where none were. ``lr_scale``: how the learning rate of one device's batch was
+    scaled: ``rule``, for ``devices`` of ``batch_size_per_device`` samples, the ``factor`` and after how many
+    ``warmup_steps`` it is reached; ``None`` where it was not.
     """
 
     kind: ClassVar[str] = "train"
@@ -230,6 +232,7 @@ class Training(Record):
     tuned: dict[str, Any] | None = None
     processes: int | None = None
     timeline: dict[str, Any] | None = None
+    lr_scale: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
