@@ -41,7 +41,7 @@ def two_cores(monkeypatch, tmp_path):
     """A cache of its own, a machine of two cores, one thread a rank, and short checks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("kway.devices.cpu.usable_cores", lambda *root: 2)
-    for place in ("kway.jobs.planning", "kway.jobs.automatic"):
+    for place in ("kway.jobs.asked", "kway.jobs.automatic"):
         monkeypatch.setattr(f"{place}.discover", lambda: simulated(cores=2))
     monkeypatch.setattr("kway.jobs.place.rank_threads", lambda device_set: 1)
     monkeypatch.setattr(checking, "RUN_S", 0.0)
@@ -325,14 +325,14 @@ def test_what_cannot_be_planned_is_one_error_before_anything_runs(monkeypatch, o
 
 def test_a_model_that_fits_nowhere_says_what_is_missing(monkeypatch):
     small = simulated(cores=2, memory=200_000)
-    monkeypatch.setattr("kway.jobs.planning.discover", lambda: small)
+    monkeypatch.setattr("kway.jobs.asked.discover", lambda: small)
     with pytest.raises(UsageError, match=r"fits on none of \d candidates.* are missing.*what would help"):
         kway.plan(job(batch_size=640), **costs())
 
 
 def test_cpu_ranks_that_can_never_win_beside_a_gpu_are_not_profiled(monkeypatch):
     """On a machine that has both, as far as it can be told here: a workload of the GPU is given."""
-    monkeypatch.setattr("kway.jobs.planning.discover", lambda: simulated(gpus=1, cores=2))
+    monkeypatch.setattr("kway.jobs.asked.discover", lambda: simulated(gpus=1, cores=2))
     monkeypatch.setattr(known_costs, "profile", pytest.fail)
     monkeypatch.setattr(known_costs, "measure", pytest.fail)
     # A millisecond a step of 64 samples; two cores at 100 GFLOP/s each take five.
