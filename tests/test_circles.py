@@ -16,10 +16,10 @@ def reached(root: Path, room: str) -> Reached:
         # What is imported may be a module, or a name out of one.
         near[module] = {found for name in names for found in (name, name.rpartition(".")[0]) if found in own}
     far = {module: set(others) for module, others in near.items()}
-    for through in far:
+    for through, beyond in far.items():
         for others in far.values():
             if through in others:
-                others |= far[through]
+                others.update(beyond)
     return far
 
 

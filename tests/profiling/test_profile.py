@@ -3,6 +3,7 @@
 import os
 import random
 import subprocess
+import threading
 from functools import partial
 
 import numpy as np
@@ -72,6 +73,51 @@ def test_model_random_state_threads_and_the_order_of_the_data_stay_as_they_are()
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
     assert not any("forward" in vars(module) for module in model.modules())
     assert torch.get_num_threads() == threads
+
+
+class Once(IterableDataset):
+    """Can be read once, and has fewer batches than are timed."""
+
+    def __init__(self):
+        self.items = iter([(X[place], Y[place]) for place in range(48)])
+
+    def __iter__(self):
+        yield from self.items
+
+
+def test_the_users_data_set_collate_function_and_stream_stay_where_they_are():
+    class Asked(Counting):
+        asked = 0
+
+        def __getitem__(self, place):
+            self.asked += 1
+            return super().__getitem__(place)
+
+    class Split:
+        asked = 0
+
+        def __call__(self, batch):
+            self.asked += 1
+            return batch[0]
+
+    own, split = Asked(), Split()
+    assert profiled(job(data=own, inputs=split)).timings
+    assert (own.asked, split.asked) == (0, 0)
+    stream = Once()
+    assert profiled(job(data=stream)).timings
+    assert len([*stream]) == 48
+
+
+def test_data_that_cannot_be_copied_are_refused_before_a_sample_is_asked_for():
+    class Locked(Counting):
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __getitem__(self, place):
+            raise AssertionError("asked")
+
+    with pytest.raises(UsageError, match="data of type Locked that cannot be copied"):
+        profiled(job(data=Locked()))
 
 
 class Advancing:
