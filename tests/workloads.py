@@ -30,7 +30,7 @@ def workload(
     fields: dict[str, Any] = {
         "model": "example",
         "device": "cpu",
-        "device_name": "CPU",
+        "device_name": "simulated CPU",
         "machine": {},
         "versions": {"torch": "2.11"},
         "precision": "fp32",
@@ -40,6 +40,7 @@ def workload(
         "samples": 10_000,
         "sample_bytes": 3_144,
         "flop_per_sample": 6_000.0,
+        "optimizer": "SGD",
         "parameters": {
             "count": 1_000,
             "bytes": 4_000,

@@ -21,7 +21,8 @@ class Workload(Record):
 
     ``batch_size``: the job's, global. ``samples``: of an epoch, or ``None``. ``sample_bytes``: input and target of a
     sample as they travel. ``flop_per_sample``: forward and backward, or ``None`` where they could not be counted.
-    ``level``: the exactness. ``made``: date. ``machine``: as in ``Training``.
+    ``optimizer``: its class and the options that are switched on. ``level``: the exactness. ``made``: date.
+    ``machine``: as in ``Training``.
 
     ``parameters``: ``count``, ``bytes``, ``trainable_count``, ``gradient_bytes``, ``optimizer_bytes`` (state after a
     real step), ``buffer_bytes``, ``tied`` (names of parameters that are another one under a second name), each tensor
@@ -45,6 +46,7 @@ class Workload(Record):
     """
 
     kind: ClassVar[str] = "workload"
+    version: ClassVar[int] = 2
 
     model: str
     device: str
@@ -58,6 +60,7 @@ class Workload(Record):
     samples: int | None
     sample_bytes: int
     flop_per_sample: float | None
+    optimizer: str
     parameters: dict[str, Any]
     gradients: dict[str, int]
     memory: dict[str, Any]
@@ -136,7 +139,7 @@ _PEAK: _Form = {"step_kind": str, "samples": int, "bytes": int}
 _LINE: _Form = {"fixed_s": _NUMBER, "per_sample_s": _NUMBER}
 _OWN: _Form = {
     "batch_size": int, "samples": int | None, "sample_bytes": int, "flop_per_sample": _NUMBER | None,
-    "seconds": _NUMBER,
+    "seconds": _NUMBER, "optimizer": str,
 }  # fmt: skip
 _CHOICES = {"part": PARTS, "bound": BOUNDS, "when": WHEN, "what": COLLECTIVES}
 _AT_LEAST_ONE = ("samples", "threads", "devices", "batch_size", "times")

@@ -1,8 +1,7 @@
-"""What is to be planned, and the records that a user gives for it."""
+"""What is to be planned."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from kway.devices.cpu import threads_for
@@ -11,7 +10,6 @@ from kway.devices.topology import discover
 from kway.errors import RefusedError, UsageError
 from kway.job import Job
 from kway.jobs.alone import refuse_among_ranks
-from kway.measurements import Measurements
 from kway.planned import device_type
 from kway.planning.candidates import Candidate, Left, candidates, device_sets
 from kway.planning.price import Scaling
@@ -21,7 +19,6 @@ from kway.step.kinds import DEFAULT_KIND, kind_of
 from kway.strategies.layout import check_model, one_process
 from kway.training.parts import training_parts
 from kway.units import shown
-from kway.workload import Workload
 
 AUTO = "auto"
 
@@ -137,26 +134,3 @@ def _positive(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"batch_size_per_device={shown(value)}", "it must be a whole number of at least 1")
     return value
-
-
-def workloads_given(given: Any) -> list[Workload]:
-    """Return workloads from records, files, or a list of them. Raises ``UsageError``."""
-    every = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    return [_loaded("workload", each, Workload) for each in every]
-
-
-def measurements_given(given: Any) -> Measurements | None:
-    """Return measurements from a record or a file, ``None`` where none is given. Raises ``UsageError``."""
-    found: Measurements | None = None if given is None else _loaded("measurements", given, Measurements)
-    return found
-
-
-def _loaded(what: str, given: Any, kind: Any) -> Any:
-    if isinstance(given, kind):
-        return given
-    if not isinstance(given, str | Path):
-        raise UsageError(
-            f"{what} is of type {type(given).__name__}",
-            f"it must be a {kind.__name__}, or the path of its file",
-        )
-    return kind.load(Path(given))

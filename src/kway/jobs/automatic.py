@@ -153,7 +153,7 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
     asked = asked_of(going.job, going.devices, AUTO, going.exactness, going.shards, kinds, cluster=cluster)
     if going.devices == AUTO and cluster.gpus:
         asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
-    record = ranked(asked, gather(asked, (), None, ranks, _announced(going.job, say), seconds=MOST_S), begun)
+    record = ranked(asked, gather(asked, {}, None, ranks, _announced(going.job, say), seconds=MOST_S), begun)
     row = record.best
     return replace(
         going,

@@ -11,9 +11,10 @@ from typing import Any
 from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_given, truth
-from kway.jobs.asked import AUTO, Asked, asked_of, measurements_given, workloads_given
+from kway.jobs.asked import AUTO, Asked, asked_of
 from kway.jobs.checking import check as run_each
 from kway.jobs.folder import claimed
+from kway.jobs.given import measurements_given, workloads_given
 from kway.jobs.known_costs import gather
 from kway.jobs.ranking import ranked
 from kway.planned import Planned
@@ -86,7 +87,7 @@ def plan(
             known = known_elsewhere(asked, there, workload, refresh, say)
         else:
             given = measurements_given(measurements)
-            known = gather(asked, workloads_given(workload), given, ranks, say, refresh)
+            known = gather(asked, workloads_given(workload, asked), given, ranks, say, refresh)
         record = ranked(asked, known, begun, estimate_only=on is not None)
         if check:
             record = checked(asked, record, ranks, say, begun)

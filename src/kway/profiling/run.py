@@ -17,6 +17,7 @@ from kway.job import Job
 from kway.launch.status import Status
 from kway.profiling.bound import rates
 from kway.profiling.inside import Inside, counted, kept_line, look_inside, rows
+from kway.profiling.optimizer_text import optimizer_text
 from kway.profiling.seats import Seat, seats
 from kway.profiling.sitting import Reading, Sitting
 from kway.profiling.sizes import gradients_of, parameters_of
@@ -90,14 +91,7 @@ class Profiler:
 
     def run(self) -> Profiled:
         """Do all of it. Raises ``UsageError`` where the model cannot be copied, and what its code raises."""
-        try:
-            copied(self._model, self._job)
-        except Exception as error:
-            raise UsageError(
-                f"a model, loss, penalty or metric that cannot be copied ({line_of(error)})",
-                "steps are timed on a copy, so that yours stay as they are",
-                "leave out of them what copy.deepcopy cannot copy",
-            ) from error
+        copied_for_steps(self._model, self._job)
         begun = time.perf_counter()
         with torch_threads():
             table = self._eager()
@@ -217,6 +211,7 @@ class Profiler:
         self.found.fields |= {
             "sample_bytes": inside.sample_bytes,
             "flop_per_sample": None if every is None else every / max(inside.counts),
+            "optimizer": optimizer_text(sitting.engine.optimizer),
             "parameters": parameters_of(model, sitting.engine.optimizer),
             "gradients": gradients_of(model),
             "layers": rows(model, inside, rates(self._device, TYPES.get(self._job.precision, torch.float32))),
@@ -270,6 +265,18 @@ class Profiler:
             found = [counted(sitting, samples) for samples in sizes]
         counts = dict(zip(sizes, (counts for counts, _ in found), strict=True))
         return kept_line(counts, max(bytes_ for _, bytes_ in found))[1]
+
+
+def copied_for_steps(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the copies that ``copied`` makes. Raises ``UsageError`` where there are none."""
+    try:
+        return copied(model, job)
+    except Exception as error:
+        raise UsageError(
+            f"a model, loss, penalty or metric that cannot be copied ({line_of(error)})",
+            "steps are timed on a copy, so that yours stay as they are",
+            "leave out of them what copy.deepcopy cannot copy",
+        ) from error
 
 
 def _collectives(calls: Sequence[Call]) -> list[dict[str, Any]]:
