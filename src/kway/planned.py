@@ -1,6 +1,7 @@
 """The record of every layout that was priced for a job, ranked, with what speaks for and against each: plan.json."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -113,6 +114,19 @@ def device_type(device: str) -> str:
 def type_of(row: dict[str, Any]) -> str:
     """Return the type of a candidate's devices."""
     return device_type(row["device_set"][0])
+
+
+def one_device(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the one device that a candidate is compared with: in speed-ups, sentences, pictures and break-evens.
+
+    ``rows``: all candidates, ranked. It is of the same type of device, and fits; of the same step kind where there is
+    such a one, else the fastest. ``None``: nothing on one device can run.
+    """
+    alike = [
+        other for other in rows if other["devices"] == 1 and other["fits"] and type_of(other) == type_of(row)
+    ]
+    same = [other for other in alike if other["step_kind"] == row["step_kind"]]
+    return next(iter(same or alike), None)
 
 
 def titled(row: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kway.planned import titled, type_of
+from kway.planned import one_device, titled
 from kway.units import bytes_text, counted, seconds_text
 
 # Of the largest change of a term in its direction, and of the step, what is left unsaid.
@@ -24,7 +24,7 @@ def explained(rows: Sequence[Row], chosen: int) -> list[str]:
 def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int) -> str:
     if not row["fits"]:
         return does_not_fit(row)
-    one = one_device(row, rows)
+    one = one_device(rows, row)
     if place == chosen:
         return _why_first(row, one, rows, chosen)
     if not row["eligible"]:
@@ -55,15 +55,6 @@ def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int) -> s
 def several_ratio(row: Row, other: Row) -> float:
     """Return how many times as long as ``row`` the other candidate takes for a sample."""
     return float(row["samples_per_s"] / other["samples_per_s"])
-
-
-def one_device(row: Row, rows: Sequence[Row]) -> Row | None:
-    """Return the candidate on one device of the same type that a row is compared with: same step kind before others."""
-    alike = [
-        other for other in rows if other["devices"] == 1 and other["fits"] and type_of(other) == type_of(row)
-    ]
-    same = [other for other in alike if other["step_kind"] == row["step_kind"]]
-    return next(iter(same or alike), None)
 
 
 def _slower(row: Row, other: Row) -> str:

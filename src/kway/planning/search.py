@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kway.errors import UsageError
+from kway.planned import one_device
 from kway.planning.candidates import Candidate, Left
 from kway.planning.explain import CLOSE, explained
 from kway.planning.fits_nowhere import fits_nowhere
@@ -54,13 +55,15 @@ def search(
         raise fits_nowhere(title, rows, price, room, scaling)
     table = [row for _, row in rows]
     chosen = _chosen(table)
+    of = {id(row): each for each, row in rows}
     for each, row in rows:
-        one = _alone(each, [other for other, _ in rows])
+        one = one_device(table, row)
         if one is not None and each.devices > 1:
-            row["break_even"] = _break_even(each, one, price, scaling, flop_per_sample)
+            row["break_even"] = _break_even(each, of[id(one)], price, scaling, flop_per_sample)
     for row, reason in zip(table, explained(table, chosen), strict=True):
         row["reason"] = reason
-    serial = _serial(rows[chosen][0], [each for each, _ in rows], price, scaling)
+    one = one_device(table, table[chosen])
+    serial = None if one is None else _serial(of[id(one)], of.values(), price, scaling)
     bound = None if serial is None else amdahl_bound(serial)
     return Found(table, chosen, left, serial, bound, [each for each, _ in rows])
 
@@ -106,19 +109,6 @@ def _chosen(rows: Sequence[dict[str, Any]]) -> int:
     return min(close, key=lambda place: (rows[place]["devices"], one_process(rows[place]["layout"]), place))
 
 
-def _alone(candidate: Candidate, others: Sequence[Candidate]) -> Candidate | None:
-    """Return one device of the same type with the same step kind, which more devices are compared with."""
-    return next(
-        (
-            other
-            for other in others
-            if other.devices == 1
-            and (other.device_type, other.step_kind) == (candidate.device_type, candidate.step_kind)
-        ),
-        None,
-    )
-
-
 def _break_even(
     many: Candidate, one: Candidate, price: Pricer, scaling: Scaling, flop: float | None
 ) -> dict[str, Any]:
@@ -132,11 +122,6 @@ def _break_even(
         return {"batch_size": None, "flop_per_sample": None}
 
 
-def _serial(
-    chosen: Candidate, candidates: Sequence[Candidate], price: Pricer, scaling: Scaling
-) -> float | None:
-    one = chosen if chosen.devices == 1 else _alone(chosen, candidates)
-    if one is None:
-        return None
+def _serial(one: Candidate, candidates: Iterable[Candidate], price: Pricer, scaling: Scaling) -> float:
     counts = {each.devices for each in candidates if each.device_type == one.device_type}
     return serial_fraction(one, price, scaling.of(1), sorted(counts))

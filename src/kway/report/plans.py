@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kway.planned import Planned, short_set, spelled_set, titled, type_of
+from kway.planned import Planned, one_device, short_set, spelled_set, titled
 from kway.report.tables import table
 from kway.units import bytes_text, counted, seconds_text
 
@@ -48,7 +48,7 @@ def _ranked(record: Planned) -> str:
     headings += ["measured", "error"] if checked else []
     cells = []
     for place, row in enumerate(rows):
-        one = _one(record, row)
+        one = one_device(rows, row)
         cells.append(
             [
                 f"{place + 1}{'*' if place == record.chosen else ''}",
@@ -68,16 +68,6 @@ def _ranked(record: Planned) -> str:
                 None if error is None else f"{error:+.1%}",
             ]
     return table(headings, cells)
-
-
-def _one(record: Planned, row: dict[str, Any]) -> dict[str, Any] | None:
-    return one_of(record.candidates, row)
-
-
-def one_of(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the fastest candidate on one device of the same type; ``None`` where none was priced."""
-    kind = type_of(row)
-    return next((other for other in rows if other["devices"] == 1 and type_of(other) == kind), None)
 
 
 def _terms(record: Planned) -> str:
