@@ -27,8 +27,10 @@ class Planned(Record):
     where ``batch_size`` is that of one device. ``serial_fraction``: of a step on one device, what does not get
     shorter with fewer samples; ``amdahl_bound``: the speed-up that this allows at most, ``None``: any. ``history``:
     ``checks`` that were made here before, and ``mean_error`` of them. ``check``: of a check ``mean_error``,
-    ``right_order`` and ``pairs`` (those more than a tenth apart). ``workloads`` and ``measurements``: what it rests
-    on, with dates. ``estimate_only``: the machine is not here. Raises ``UsageError`` for what is not of this form.
+    ``right_order`` and ``pairs`` (those more than a tenth apart). ``too_close``: the ``part`` by which candidates may
+    differ and not be told apart, and the ``checks`` of these candidates and their ``mean_error`` that it comes from.
+    ``workloads`` and ``measurements``: what it rests on, with dates. ``estimate_only``: the machine is not here. Raises
+    ``UsageError`` for what is not of this form.
     """
 
     kind: ClassVar[str] = "plan"
@@ -53,6 +55,7 @@ class Planned(Record):
     shards: int = 8
     estimate_only: bool = False
     check: dict[str, Any] | None = None
+    too_close: dict[str, Any] = field(default_factory=lambda: {"part": 0.03, "checks": 0, "mean_error": None})
     notices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

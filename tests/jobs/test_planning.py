@@ -192,6 +192,22 @@ def test_a_check_runs_each_candidate_and_its_errors_are_history(ranks):
     assert "in 3 checks here" in "\n".join(lines_of(later))
 
 
+def test_a_plan_does_not_tell_apart_what_checks_here_were_off_by():
+    first = kway.plan(job(), **costs())
+    assert (first.best["devices"], first.too_close["part"]) == (2, 0.03)
+    facts = history.facts_of(simulated(cores=2))
+    history.keep(
+        facts,
+        [
+            history.entry({**row, "measured_step_s": 1.0, "error": 3.0}, "net", "now")
+            for row in first.candidates
+        ],
+    )
+    later = kway.plan(job(), **costs())
+    assert (later.best["devices"], later.too_close["part"], later.too_close["checks"]) == (1, 3.0, 3)
+    assert "too close  within 300% of each other" in "\n".join(lines_of(later))
+
+
 def test_a_candidate_that_fails_its_check_says_so_and_the_others_count():
     class Breaks(nn.Linear):
         def forward(self, batch):

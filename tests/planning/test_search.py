@@ -168,6 +168,16 @@ def test_of_candidates_too_close_to_tell_the_one_with_fewer_devices_is_chosen():
     assert found(64, line(all_reduce_s=2.5e-3), strategies=["single", "data"]).chosen == 0
 
 
+def test_what_predictions_were_off_by_here_widens_what_is_too_close_to_tell():
+    # Two devices are 1.19 times as fast: by far enough, unless such predictions are off by a fifth.
+    cost = line(all_reduce_s=2e-3)
+    assert found(64, cost, strategies=["single", "data"]).chosen == 0
+    result = found(64, cost, strategies=["single", "data"], close=0.205)
+    assert result.chosen == 1
+    assert result.rows[1]["reason"].startswith("chosen of those within 21% of the fastest: ")
+    assert "less than 21% faster than one device (cpu:1), too close to tell: " in result.rows[0]["reason"]
+
+
 def test_of_equals_on_as_many_devices_processes_come_before_threads():
     def price(candidate, batch):
         cost = line()(candidate, batch)

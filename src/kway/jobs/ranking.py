@@ -23,8 +23,9 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
     ``estimate_only``: for a machine that is not here, of which no check was ever made.
     """
     found, left = asked.candidates(lambda device: known.step_kinds(device, asked.step_kinds))
-    order = _searched(asked, known, found)
-    facts = history.facts_of(asked.cluster)
+    checks = [] if estimate_only else history.recall(history.facts_of(asked.cluster))
+    too_close = history.too_close(checks, found, asked.job.title)
+    order = _searched(asked, known, found, too_close["part"])
     return Planned(
         model=asked.job.title,
         precision=asked.job.precision,
@@ -37,7 +38,8 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
         left=[each.to_dict() for each in [*left, *order.left]] + known.kinds_left(asked.step_kinds),
         serial_fraction=order.serial_fraction,
         amdahl_bound=order.amdahl_bound,
-        history=history.summary([] if estimate_only else history.recall(facts)),
+        history=history.summary(checks),
+        too_close=too_close,
         workloads=[
             {"device": each.device, "device_name": each.device_name, "made": each.made}
             for each in known.workloads.values()
@@ -63,7 +65,7 @@ def _machine(asked: Asked, estimate_only: bool) -> dict[str, Any]:
     return machine(gpus)
 
 
-def _searched(asked: Asked, known: Known, found: Sequence[Candidate]) -> Found:
+def _searched(asked: Asked, known: Known, found: Sequence[Candidate], close: float) -> Found:
     flops = [each.flop_per_sample for each in known.workloads.values()]
     return search(
         found,
@@ -73,6 +75,7 @@ def _searched(asked: Asked, known: Known, found: Sequence[Candidate]) -> Found:
         int(asked.cluster.cpu["usable"]),
         next((flop for flop in flops if flop is not None), None),
         asked.job.title,
+        close,
     )
 
 

@@ -1,5 +1,6 @@
 """Why one candidate is the fastest, and for each that loses one sentence with its numbers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,23 +11,23 @@ from kway.units import bytes_text, counted, seconds_text
 SMALL, SMALL_OF_STEP = 0.05, 0.001
 # By which part two candidates differ that are said to be as fast as each other.
 EVEN = 0.005
-# By which part candidates differ whose order no prediction can tell.
+# By which part candidates differ whose order no prediction can tell, however good those before were.
 CLOSE = 0.03
 
 Row = dict[str, Any]
 
 
-def explained(rows: Sequence[Row], chosen: int) -> list[str]:
-    """Return the sentence of each row. ``chosen``: which one is the plan."""
-    return [_reason(row, place, rows, chosen) for place, row in enumerate(rows)]
+def explained(rows: Sequence[Row], chosen: int, close: float = CLOSE) -> list[str]:
+    """Return the sentence of each row. ``chosen``: which one is the plan; ``close``: what is not told apart."""
+    return [_reason(row, place, rows, chosen, close) for place, row in enumerate(rows)]
 
 
-def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int) -> str:
+def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int, close: float) -> str:
     if not row["fits"]:
         return does_not_fit(row)
     one = one_device(rows, row)
     if place == chosen:
-        return _why_first(row, one, rows, chosen)
+        return _why_first(row, one, rows, chosen, close)
     if not row["eligible"]:
         return f"never chosen: {counted(row['devices'], 'rank')} share fewer cores"
     best = rows[chosen]
@@ -35,13 +36,18 @@ def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int) -> str:
         after = _from_batch_on(row)
         return f"{text}; {after}" if after else text
     if row["samples_per_s"] > best["samples_per_s"]:
-        near = f"predicted to be less than {CLOSE:.0%} faster than {titled(best)}, too close to tell"
+        near = f"predicted to be less than {_part(close)} faster than {titled(best)}, too close to tell"
         return f"{near}: {_changes(best, row)}"
     return f"{_slower(row, best)}: {_changes(best, row)}"
 
 
-def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int) -> str:
-    word = "fastest" if chosen == 0 else f"chosen of those within {CLOSE:.0%} of the fastest"
+def _part(close: float) -> str:
+    """Write a part in per cent, and never less than it is: what lies within it would look as though it did not."""
+    return f"{math.ceil(100 * close - 1e-9)}%"
+
+
+def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int, close: float) -> str:
+    word = "fastest" if chosen == 0 else f"chosen of those within {_part(close)} of the fastest"
     if row["devices"] > 1 and one is not None:
         ratio = row["samples_per_s"] / one["samples_per_s"]
         return f"{word}: {ratio:.2f} times as fast as {titled(one)}: {_changes(one, row)}"

@@ -125,6 +125,7 @@ def trust(record: Planned) -> list[str]:
             lines.append(
                 "           what it rests on may be of a busier moment than this: --refresh finds it out anew"
             )
+    lines += _too_close(record)
     history = record.history
     if history["checks"]:
         lines.append(
@@ -135,6 +136,17 @@ def trust(record: Planned) -> list[str]:
     if record.estimate_only:
         lines.append("estimate   this machine is not here: nothing of it was measured")
     return lines
+
+
+def _too_close(record: Planned) -> list[str]:
+    """Say how close is too close where that is more than for any prediction: because of what these were off by."""
+    known = record.too_close
+    if not known["checks"] or known["part"] > known["mean_error"]:
+        return []
+    return [
+        f"too close  within {known['part']:.0%} of each other: by so much predictions of these candidates were off in "
+        f"{counted(known['checks'], 'check')} here"
+    ]
 
 
 def side_by_side(predicted_s: float, measured_s: float | None) -> str:
