@@ -20,9 +20,19 @@ def lines_of(record: Planned) -> list[str]:
     lines += [
         f"{place + 1:>3}  {titled(row)}: {row['reason']}" for place, row in enumerate(record.candidates)
     ]
+    lines += _notes(record.candidates)
     lines += _left(record.left)
     lines += ["", *_whole(record), *trust(record)]
     return [*lines, *(f"note       {text}" for text in record.notices)]
+
+
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each thing that prices leave out or go beyond, with the candidates whose prices do."""
+    of: dict[str, list[str]] = {}
+    for place, row in enumerate(rows):
+        for text in row.get("notes", []):
+            of.setdefault(text, []).append(str(place + 1))
+    return [f"  !  {', '.join(places)}: {text}" for text, places in of.items()]
 
 
 def _left(rows: list[dict[str, Any]]) -> list[str]:
