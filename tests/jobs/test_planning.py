@@ -11,6 +11,7 @@ from textwrap import dedent
 import pytest
 import torch
 from tests.planning.machine import measurements
+from tests.started import started
 from tests.workloads import workload
 from torch import nn
 
@@ -134,20 +135,14 @@ def named():
     return Named(nn.Flatten(), nn.Linear(36, 3))
 
 
-def test_planning_runs_the_model_in_one_process_and_starts_none_for_it(monkeypatch, tmp_path, leftovers):
+def test_planning_runs_the_model_in_one_process_and_starts_none_for_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
     monkeypatch.setattr(known_costs, "USUAL_S", 1.0)
-    monkeypatch.setattr("kway.launch.local.run", pytest.fail)
-    monkeypatch.setattr("kway.launch.local.Ranks", pytest.fail)
-    seen = []
-    record = kway.plan(
-        job(named), measurements=measurements(), say=lambda text: seen.append(sorted(leftovers()))
-    )
+    with started() as processes:
+        record = kway.plan(job(named), measurements=measurements())
     assert {row["devices"] for row in record.candidates} == {1, 2}
     assert set((tmp_path / "pids").read_text().split()) == {str(os.getpid())}
-    assert seen
-    assert not any(seen)
-    assert not leftovers()
+    assert processes == []
 
 
 def test_what_was_profiled_is_remembered_until_the_model_is_another(monkeypatch):

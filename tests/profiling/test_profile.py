@@ -1,14 +1,13 @@
 """``kway.profile``: what it leaves as it was, which shares it times, what it starts and refuses."""
 
-import os
 import random
-import subprocess
 import threading
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from tests.started import started
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -141,14 +140,10 @@ def test_the_users_sampler_goes_on_where_it_was():
     assert sampler.asked == 0
 
 
-def test_no_process_is_started(monkeypatch):
-    def started(*given, **more):
-        raise AssertionError("a process was started")
-
-    for owner, name in ((os, "fork"), (os, "posix_spawn"), (subprocess, "Popen")):
-        monkeypatch.setattr(owner, name, started)
-    monkeypatch.setattr("kway.launch.local.run", started)
-    assert profiled(job(), devices="cpu:2").timings
+def test_no_process_is_started():
+    with started() as processes:
+        assert profiled(job(), devices="cpu:2").timings
+    assert processes == []
 
 
 def test_shares_are_those_of_the_numbers_of_devices_with_the_threads_of_their_ranks(monkeypatch, tmp_path):
