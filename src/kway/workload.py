@@ -29,7 +29,8 @@ class Workload(Record):
     counted once. ``gradients``: elements by type of the numbers that devices add up. ``memory``: what stays for
     backward, ``activation_bytes_per_sample`` and ``activation_fixed_bytes``, with checkpointing
     ``checkpointed_activation_bytes_per_sample`` (or ``None``), ``workspace_bytes`` (most that a step takes beside), and
-    ``peak``: ``step_kind``, ``samples``, ``bytes`` of a whole step.
+    ``peak``: ``step_kind``, ``devices`` (as one of so many, with its gradients in flat vectors where they are several),
+    ``samples``, ``bytes`` of a whole step.
 
     ``timings``: one each with ``step_kind``, ``threads`` (of the host), ``devices`` (of so many it does what one does,
     but for what goes between them), ``samples`` (of the share), ``part`` (of ``PARTS``), ``seconds`` (the median) and
@@ -135,7 +136,7 @@ _MEMORY: _Form = {
     "activation_bytes_per_sample": _NUMBER, "activation_fixed_bytes": _NUMBER, "workspace_bytes": _NUMBER,
     "checkpointed_activation_bytes_per_sample": _NUMBER | None, "peak": list,
 }  # fmt: skip
-_PEAK: _Form = {"step_kind": str, "samples": int, "bytes": int}
+_PEAK: _Form = {"step_kind": str, "devices": int, "samples": int, "bytes": int}
 _LINE: _Form = {"fixed_s": _NUMBER, "per_sample_s": _NUMBER}
 _OWN: _Form = {
     "batch_size": int, "samples": int | None, "sample_bytes": int, "flop_per_sample": _NUMBER | None,

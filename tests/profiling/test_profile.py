@@ -3,6 +3,7 @@
 import random
 import threading
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ def net():
     return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.1), nn.Linear(6, 4))
 
 
-def job(model=net, data=(X, Y), **more):
-    return kway.Job(model, nn.CrossEntropyLoss(), SGD, data, **{"batch_size": 16, **more})
+def job(model=net, data=(X, Y), optimizer=SGD, **more):
+    return kway.Job(model, nn.CrossEntropyLoss(), optimizer, data, **{"batch_size": 16, **more})
 
 
 def profiled(of, devices="cpu:2", **more):
@@ -271,6 +272,40 @@ def test_shares_that_do_not_fit_are_left_out_and_a_device_that_fits_none_is_an_e
     monkeypatch.setattr(Greedy, "most", 0)
     with pytest.raises(UsageError, match="no share that fits cpu"):
         profiled(job(partial(Greedy, 8, 4)))
+
+
+class Watched(nn.Linear):
+    """Notes whether there are gradients when a forward pass begins."""
+
+    found: ClassVar[list[bool]] = []
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.found.append(self.weight.grad is not None)
+        return super().forward(x)
+
+
+class Looks(torch.optim.SGD):
+    """Notes whether the gradients that it gets lie in one vector."""
+
+    found: ClassVar[list[bool]] = []
+
+    def step(self, closure=None):
+        weight, bias = self.param_groups[0]["params"]
+        self.found.append(weight.grad.untyped_storage().data_ptr() == bias.grad.untyped_storage().data_ptr())
+        return super().step(closure)
+
+
+def test_what_the_peak_of_one_of_several_rests_on():
+    """No gradient is there while activations are made, and those of several lie in vectors: ``gradients_at_peak``."""
+    record = profiled(job(partial(Watched, 8, 4), optimizer=partial(Looks, lr=0.1)))
+    assert Watched.found
+    assert not any(Watched.found)
+    # Of one device alone they are backward's own.
+    assert set(Looks.found) == {True, False}
+    peak = {(each["devices"], each["samples"]): each["bytes"] for each in record.memory["peak"]}
+    assert set(peak) == {(1, 16), (1, 8), (1, 4), (2, 8), (2, 4)}
+    assert peak[2, 8] - peak[1, 8] == sum(record.buckets)
 
 
 class NotCopied(nn.Linear):
