@@ -62,7 +62,8 @@ def add_thread_sums(estimate: Estimate, replicas: int) -> None:
 
     Sums go through memory (``kway.comm.threads``): a replica copies its gradients, adds up one of ``replicas``
     slices of them all, and copies the others' slices: three copies of their bytes between the devices, as measured. Of
-    each other collective it reads what all have laid down, one copy of ``replicas`` times the bytes. Python runs in one thread at a time (CPython's global interpreter lock): a step is no shorter than what all
+    each other collective it reads what all have laid down, one copy of ``replicas`` times the bytes. Python runs in one
+    thread at a time (CPython's global interpreter lock): a step is no shorter than what all
     replicas take to start their operations, one after the other. Raises ``NotMeasuredError``.
     """
     if replicas < 2:
