@@ -90,6 +90,14 @@ def test_a_copy_that_does_not_fit_is_refused_with_both_sizes():
 def test_what_cannot_be_copied_is_one_line_with_the_reason():
     own = Counts()
     own.lock = threading.Lock()
+
+    class Traceless(Counts):
+        def __deepcopy__(self, memo):
+            return self
+
+    traceless = Traceless()
+    traceless.lock = own.lock
+    assert own_copy(traceless) is traceless
     with pytest.raises(
         UsageError, match=r"data of type Counts that cannot be copied \(.*lock.*name the strategy"
     ):

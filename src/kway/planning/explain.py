@@ -1,6 +1,5 @@
 """Why one candidate is the fastest, and for each that loses one sentence with its numbers."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,8 +41,7 @@ def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int, close: float
 
 
 def _part(close: float) -> str:
-    """Write a part in per cent, and never less than it is: what lies within it would look as though it did not."""
-    return f"{math.ceil(100 * close - 1e-9)}%"
+    return f"{100 * close:.3g}%"
 
 
 def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int, close: float) -> str:

@@ -154,8 +154,8 @@ def _too_close(record: Planned) -> list[str]:
     if not known["checks"] or known["part"] > known["mean_error"]:
         return []
     return [
-        f"too close  within {known['part']:.0%} of each other: by so much predictions of these candidates were off in "
-        f"{counted(known['checks'], 'check')} here"
+        f"too close  within {100 * known['part']:.3g}% of each other: by so much predictions of these candidates were "
+        f"off in {counted(known['checks'], 'check')} here"
     ]
 
 
