@@ -54,7 +54,7 @@ def own_copy(data: Any, room: int | None = None) -> Any:
             f"data of type {kind} that cannot be copied ({line_of(error)})",
             _NEED,
             "leave out of it what copy.deepcopy cannot copy (open files, locks, generators), give its class a "
-            "__deepcopy__ (that returns itself, where reading leaves no trace), or go without a plan: name the strategy",
+            "__deepcopy__ (that returns itself, if reading leaves no trace), or go without a plan: name the strategy",
         ) from error
 
 
