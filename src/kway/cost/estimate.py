@@ -103,7 +103,8 @@ class Estimate:
         launch = min(max(0.0, fixed), rest)
         self.add(LAUNCH, launch)
         self.add(COMPUTE, rest - launch)
-        for part, size in memory_of(self.workload, self.step_kind, self.samples).items():
+        held = memory_of(self.workload, self.step_kind, self.samples, several=self.several)
+        for part, size in held.items():
             self.hold(part, size)
         if not self.several:
             return
