@@ -11,7 +11,6 @@ from torch import nn
 from kway.data.arrays import InMemory
 from kway.data.parts import Parts
 from kway.job import Job
-from kway.training.spec import TrainSpec
 
 # What ``kway.training.facts`` knows, and the record has not elsewhere.
 _FACTS = ("loss", "penalty", "schedule", "clip", "shuffle")
@@ -42,30 +41,6 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         for group in optimizer.param_groups
     ]
     return {"name": type(optimizer).__name__, "groups": groups}
-
-
-def config_of(spec: TrainSpec, subject: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """Return what was asked for, by name, in plain values without a structure: for who compares runs by it.
-
-    Options of the optimizer that differ between its groups are lists. ``subject``: the record's, with ``optimizer``.
-    """
-    optimizer = subject["optimizer"]
-    options: dict[str, Any] = {}
-    for name in dict.fromkeys(name for group in optimizer["groups"] for name in group):
-        values = [group.get(name) for group in optimizer["groups"]]
-        options[f"optimizer_{name}"] = values[0] if all(value == values[0] for value in values) else values
-    return {
-        "model": spec.job.title,
-        "batch_size": batch_size,
-        "precision": spec.job.precision,
-        "seed": spec.job.seed,
-        "ema": spec.job.ema,
-        "exactness": spec.plan.exactness,
-        "step_kind": spec.plan.step_kind,
-        **{name: value for name, value in subject.items() if name != "optimizer"},
-        "optimizer": optimizer["name"],
-        **options,
-    }
 
 
 def function_name(function: Any) -> str | None:
