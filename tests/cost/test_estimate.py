@@ -12,7 +12,6 @@ import kway
 from kway.comm.buckets import BUCKET_BYTES
 from kway.cost.estimate import Estimate
 from kway.cost.gradients import copied_s
-from kway.cost.skew import QUARTILE
 from kway.strategies.pricing import priced
 
 STEP_S = 1e-3 + 1e-4 * 128
@@ -44,7 +43,7 @@ def test_one_device_needs_no_measurements():
 def test_two_ranks_are_the_sum_of_their_terms():
     two = on(2, known=workload(devices=2))
     own = 1e-3 + 1e-4 * 64
-    spread = 0.02 / QUARTILE / math.sqrt(math.pi)
+    spread = 0.03 / math.sqrt(math.pi)
     assert two.samples == 64
     assert two.terms == {
         "input": pytest.approx(0.05 * own),

@@ -29,15 +29,13 @@ def expected_maximum(ranks: int) -> float:
     return total * width / 3
 
 
-def waiting_s(seconds: float, spread: float, ranks: int) -> float:
-    """Return how much longer the slowest of ``ranks`` takes, of which each takes ``seconds`` with some ``spread``.
+def waiting_s(seconds: float, deviation: float, ranks: int) -> float:
+    """Return how much longer the slowest of ``ranks`` takes, of which each takes ``seconds``.
 
-    ``spread``: half the distance of the quartiles over the median, as timings have it. The steps of ranks are taken
-    as independent draws from a normal distribution: the expected largest of them is above the mean by
-    ``expected_maximum`` standard deviations. What slows all ranks at once is no waiting, and counts as if it were: the
-    spread of one device does not tell the two apart.
+    ``deviation``: of single steps, as a part of ``seconds``. The steps of ranks are taken as independent draws from
+    a normal distribution: the expected largest of them is above the mean by ``expected_maximum`` standard deviations.
     """
-    return seconds * (spread / QUARTILE) * expected_maximum(ranks)
+    return seconds * deviation * expected_maximum(ranks)
 
 
 def side_by_side(measurements: Measurements | None, ranks: int) -> float:
