@@ -144,15 +144,13 @@ def test_threads_hand_their_sums_on_through_memory():
     two = on(2, axis="threads", known=workload(collectives=[]))
     assert two.terms["gather and scatter (threads)"] == pytest.approx(3 * 4_000 / 1e9)
     # Launches of two take 1.8 ms; a replica needs 0.9 + 5.76 ms.
-    assert two.terms["turns of the interpreter (threads)"] == 0
+    assert two.terms["turns of the process (threads)"] == 0
 
 
 def test_threads_start_their_operations_one_after_the_other():
     slow = workload(fixed_s=0.1, collectives=[])
     two = on(2, axis="threads", known=slow)
-    assert two.terms["turns of the interpreter (threads)"] == pytest.approx(
-        2 * 0.09 - (0.09 + 0.9 * 1e-4 * 64)
-    )
+    assert two.terms["turns of the process (threads)"] == pytest.approx(2 * 0.09 - (0.09 + 0.9 * 1e-4 * 64))
 
 
 def test_ranks_on_gpus_have_cores_of_their_own():

@@ -39,11 +39,12 @@ def waiting_s(seconds: float, deviation: float, ranks: int) -> float:
 
 
 def side_by_side(measurements: Measurements | None, ranks: int) -> float:
-    """Return how many times as long CPU ranks take beside each other as each alone with its part of the cores.
+    """Return how many times as long CPU ranks take beside each other as each alone, from bursts of products.
 
-    Memory, caches and clock are shared. Measured as 50 products of two matrices on each of two ranks, at once and alone
-    (``kway measure --only overlap``): at once over the longer one alone, the median over sizes; at least 1, since
-    nobody gets faster for company. 1 where that was not measured. More than two ranks have the factor of two.
+    For machines of which no sustained work was measured (``kway.cost.beside``). Memory, caches and clock are shared.
+    Measured as 50 products of two matrices on each of two ranks, at once and alone (``kway measure --only overlap``):
+    at once over the longer one alone, the median over sizes; at least 1, since nobody gets faster for company. 1 where
+    that was not measured. More than two ranks have the factor of two.
     """
     if ranks < 2 or measurements is None:
         return 1.0

@@ -25,8 +25,12 @@ from kway.tuning.kept import job_facts
 from kway.units import seconds_text
 from kway.workload import Workload
 
-# The experiments that prices of several devices are made of.
-EXPERIMENTS = ("copies", "collectives", "overlap")
+# The experiments that prices of several devices are made of, by type of device. What threads of one CPU hand each other
+# is measured as they do it, and needs no copies.
+EXPERIMENTS = {
+    "cpu": ("collectives", "overlap", "beside"),
+    "cuda": ("copies", "collectives", "overlap", "beside"),
+}
 # Operations a second of a CPU core that few reach, and how many times as long as one GPU's step CPU ranks may take at
 # that rate: beyond, they win on no account, and to profile them would take minutes.
 CORE_FLOPS_S, FAR_BEHIND = 1e11, 3.0
@@ -218,7 +222,7 @@ def measured(
     devices = AUTO if not asked.cluster.gpus and named == f"cpu:{cores}" else named
     return measure(
         devices=devices,
-        only=EXPERIMENTS,
+        only=EXPERIMENTS[device_type],
         quick=True,
         refresh=refresh,
         ranks=ranks,

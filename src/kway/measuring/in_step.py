@@ -61,6 +61,33 @@ class InStep:
 
         return run
 
+    def each(self, make: Callable[[], Call]) -> Work:
+        """Return work of which each repeat counts as if ranks met after it: as long as on its slowest rank.
+
+        What a meeting itself would take is not in it.
+        """
+        held: list[Call] = []
+
+        def run(count: int) -> float:
+            if not held:
+                _, error = _attempt(lambda: held.append(make()))
+                self.slowest(0.0, error)
+            took = torch.zeros(count, dtype=torch.float64)
+
+            def repeat() -> None:
+                for place in range(count):
+                    begun = time.perf_counter()
+                    held[0]()
+                    took[place] = time.perf_counter() - begun
+
+            self._group.barrier()
+            _, error = _attempt(repeat)
+            self.slowest(0.0, error)
+            dist.all_reduce(took, dist.ReduceOp.MAX, group=self._group.handle)
+            return float(took.sum())
+
+        return run
+
     def time(self, candidates: Sequence[Candidate], device: str, policy: Policy) -> Reading:
         """Time candidates made of ``work``, beside a reference workload that each rank does on ``device``, its own or
         the CPU: where the candidates' time is spent.
