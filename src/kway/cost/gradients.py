@@ -1,6 +1,7 @@
 """What it costs that devices share a batch: sums of gradients, and what the level wants of them beside."""
 
 import math
+from collections.abc import Sequence
 
 from kway.cost.beside import LARGE, SMALL, slowdowns, thread_sum_s, turns_s
 from kway.cost.beside import THREADS as MEASURED
@@ -66,8 +67,8 @@ def add_thread_sums(estimate: Estimate, replicas: int) -> None:
 
     Sums go through memory (``kway.comm.threads``), as long as they were measured to take; where they were not, a
     replica copies its gradients, adds up one of ``replicas`` slices of them all, and copies the others' slices: three
-    times the bytes, at the measured rate of copies between the devices. Raises ``NotMeasuredError`` where neither was
-    measured.
+    copies of the bytes between the devices, as measured. Of each other collective it reads what all have laid down.
+    Raises ``NotMeasuredError`` where neither was measured.
 
     Input is read in turns, one replica after the other. On a CPU operations go on side by side, as much longer as
     measured, which has in it that Python runs in one thread at a time (CPython's global interpreter lock), and a step
@@ -77,10 +78,11 @@ def add_thread_sums(estimate: Estimate, replicas: int) -> None:
     if replicas < 2:
         return
     size = estimate.workload.parameters["gradient_bytes"]
-    passed = _summed_s(estimate, replicas, size)
+    passed = _handed_s(estimate, replicas, size, [size] * 3)
     for each in estimate.workload.collectives:
-        scale = replicas if each["what"] == ALL_GATHER else 1
-        passed += each["times"] * _summed_s(estimate, replicas, scale * each["bytes"])
+        every = replicas * each["bytes"]
+        laid = every if each["what"] == ALL_GATHER else each["bytes"]
+        passed += each["times"] * _handed_s(estimate, replicas, laid, [every])
     estimate.add(THREADS, passed)
     reading, starts, own = (estimate.terms.get(term, 0.0) for term in (INPUT, LAUNCH, COMPUTE))
     slower = slowdowns(estimate.measurements, MEASURED, replicas)
@@ -97,9 +99,21 @@ def add_thread_sums(estimate: Estimate, replicas: int) -> None:
     estimate.hold("buckets", 2 * size)
 
 
-def _summed_s(estimate: Estimate, replicas: int, size: float) -> float:
+def _handed_s(estimate: Estimate, replicas: int, size: float, copies: Sequence[float]) -> float:
+    """Return the seconds of a sum of ``size`` bytes, or of ``copies`` of so many bytes where no sum was measured."""
     measured = thread_sum_s(estimate.measurements, replicas, size) if estimate.on_cpu else None
-    return 3 * copied_s(estimate, size) if measured is None else measured
+    if measured is not None:
+        return measured
+    try:
+        return sum(copied_s(estimate, each) for each in copies)
+    except NotMeasuredError:
+        if not estimate.on_cpu:
+            raise
+    raise NotMeasuredError(
+        f"the time of a sum over {replicas} threads",
+        "it was not measured here",
+        f"measure it: kway measure --only beside --devices cpu:{replicas} --refresh",
+    )
 
 
 def copied_s(estimate: Estimate, size: float) -> float:

@@ -103,7 +103,10 @@ def gather(
         if asked.counts(kind)[-1] == 1:
             continue
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
-        of[kind] = measured(asked, kind, ranks, say, refresh, left) if measurements is None else measurements
+        only = needed(kind, found[kind], short=seconds is not None)
+        of[kind] = (
+            measured(asked, kind, ranks, say, refresh, left, only) if measurements is None else measurements
+        )
     return Known(found, of, unknown=unknown)
 
 
@@ -205,6 +208,17 @@ def _recalled(known: Mapping[str, Any], kinds: Sequence[str], seconds: float) ->
     return workload if set(kinds) <= tried else None
 
 
+def needed(device_type: str, workload: Workload, short: bool) -> tuple[str, ...]:
+    """Return the experiments that prices are made of. In a ``short`` look only those that this model needs.
+
+    What computing and communicating cost each other matters where gradients are sent beside backward: in one bucket they
+    are not, and what CPU ranks cost each other is measured apart from it.
+    """
+    every = EXPERIMENTS[device_type]
+    is_seen = short and device_type == "cpu" and len(workload.buckets) == 1
+    return tuple(name for name in every if name != "overlap" or not is_seen)
+
+
 def measured(
     asked: Asked,
     device_type: str,
@@ -212,8 +226,9 @@ def measured(
     say: Callable[[str], None],
     refresh: bool,
     seconds: float | None,
+    only: Sequence[str],
 ) -> Measurements:
-    """Return measurements of the devices of a type: remembered ones, or quick ones that are taken now.
+    """Return measurements of the devices of a type by ``only`` these experiments: remembered, or quick ones taken now.
 
     As ``kway measure`` takes them where nobody names devices, so that those are the ones that are remembered.
     """
@@ -222,7 +237,7 @@ def measured(
     devices = AUTO if not asked.cluster.gpus and named == f"cpu:{cores}" else named
     return measure(
         devices=devices,
-        only=EXPERIMENTS[device_type],
+        only=only,
         quick=True,
         refresh=refresh,
         ranks=ranks,
