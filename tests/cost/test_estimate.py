@@ -165,7 +165,7 @@ def test_a_profile_of_one_device_alone_is_said_to_lack_something():
 def test_what_was_not_measured_is_an_error():
     with pytest.raises(kway.NotMeasuredError, match="among 2 ranks through gloo"):
         on(2, measured=measurements(*two_devices(1, 1)))
-    with pytest.raises(kway.NotMeasuredError, match="a sum over 2 threads.*--only beside"):
+    with pytest.raises(kway.NotMeasuredError, match=r"a sum over 2 threads.*--only beside"):
         on(2, axis="threads", measured=measurements(*two_devices(1, 1)))
 
 

@@ -13,6 +13,7 @@ from kway.measuring.collective_ranks import Part, title
 from kway.measuring.experiment import experiments
 from kway.measuring.figure import Maker
 from kway.measuring.in_step import InStep
+from kway.measuring.noted import Noted
 from kway.measuring.step_work import ALONE, AT_ONCE, KINDS, LARGE, SMALL, counts, sustained, with_threads
 from kway.measuring.timer import Policy, Reading, Timing
 
@@ -47,38 +48,58 @@ def test_work_is_a_forward_and_a_backward_pass_that_draws_nothing(kind):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_work_has_the_threads_that_it_is_given_and_what_follows_it():
+def test_work_has_the_threads_that_it_is_given():
     before, seen = torch.get_num_threads(), []
-    work = with_threads(
-        lambda: lambda: seen.append(torch.get_num_threads()), before + 1, [lambda: seen.append("after")]
-    )
+    work = with_threads(lambda: lambda: seen.append(torch.get_num_threads()), before + 1)
     assert work(2) > 0
-    assert seen == [before + 1, "after"] * 2
+    assert seen == [before + 1] * 2
     assert torch.get_num_threads() == before
 
 
-def test_of_a_collective_after_work_the_work_of_the_same_round_is_taken_off():
+def test_samples_of_the_length_that_counts_are_kept():
+    noted = Noted()
+    for repeats, values in ((1, [9.0]), (2, [1.0, 2.0]), (2, [2.0, 4.0])):
+        noted.note(repeats, values)
+    assert noted.of(Timing("x", 2, (7.0,))) == [1.5, 3.0]
+    assert noted.of(None) == []
+
+
+def test_a_collective_costs_what_it_takes_on_the_last_rank_and_what_the_pass_after_it_takes_longer():
+    # The largest over ranks of: a pass after a collective, a pass after a pass, and less than nothing.
+    assert after_work.cost(5.0, 3.0, -4.0) == 6.0
+    call = after_work.between_passes(lambda: time.sleep(0.01), 1)
+    cold, warm, least = call()
+    assert cold > 0 < warm
+    assert least <= -0.01
+
+
+def test_collectives_after_work_are_told_by_size_where_they_cost_something():
     cells = [("all-reduce", 64), ("all-reduce", 128), ("all-gather", 64)]
-    timed = {
-        after_work.WORK: (1.0, 2.0, 3.0),
-        title("all-reduce", 64): (1.5, 2.25, 4.0),
-        # No longer than the work alone: noise.
-        title("all-reduce", 128): (1.0, 1.0, 4.0),
-    }
-    timings = {name: Timing(name, 1, raw) for name, raw in timed.items()}
-    (found,) = after_work.figures_of(Maker("beside"), Part("gloo", 2), Reading(timings), cells)
+    noted = {title(*cell): Noted() for cell in cells}
+    timings = {}
+    for cell, values in zip(cells, ([0.5, 0.25, 1.0], [-1.0, -1.0, 5.0]), strict=False):
+        timings[title(*cell)] = Timing(title(*cell), 4, (9.0,) * 3)
+        for value in values:
+            noted[title(*cell)].note(4, [value])
+    (found,) = after_work.figures_of(Maker("beside"), Part("gloo", 2), Reading(timings), noted, cells)
     assert found.parameters == {"collective": "all-reduce", "backend": "gloo", "ranks": 2, "bytes": 64}
     assert (found.value, found.raw) == (0.5, (0.5, 0.25, 1.0))
 
 
-def test_turns_are_beside_work_and_sums_beside_turns():
-    timed = {threads_beside.WORK: 1.0, threads_beside.IN_TURNS: 1.5, f"{threads_beside.SUM}: 64": 3.5}
-    timings = {name: Timing(name, 1, (seconds,) * 3) for name, seconds in timed.items()}
-    found = threads_beside.figures_of(Maker("beside"), 2, timings, (64, 128))
-    assert [(figure.name, figure.value) for figure in found] == [
-        (threads_beside.TURNS, 0.5), (threads_beside.SUM, 2.0),
-    ]  # fmt: skip
-    assert found[1].parameters == {"threads": 2, "bytes": 64}
+def test_turns_are_what_a_step_takes_beside_its_work_and_a_sum_what_the_last_thread_takes_for_it():
+    told = threads_beside.Told
+    before = [told(9.0, 9.0, 10.0), told(9.0, 9.0, 10.5)]
+    # One step of 5.5 from the last thread to the last one; pass and sum of the slowest are 4.
+    step = [told(1.0, 3.0, 15.0), told(3.5, 0.25, 16.0)]
+    assert threads_beside.costs(before, step) == (1.5, 0.25)
+
+
+def test_what_threads_told_becomes_figures():
+    found = threads_beside.figures_of(Maker("beside"), 2, [0.5, 1.0, 0.5], {64: [2.0], 128: [], 256: [-1.0]})
+    assert [(figure.name, figure.value, figure.parameters) for figure in found] == [
+        (threads_beside.TURNS, 0.5, {"threads": 2}),
+        (threads_beside.SUM, 2.0, {"threads": 2, "bytes": 64}),
+    ]
 
 
 def test_the_slowdown_is_that_of_each_kind_of_work_and_number():
@@ -93,53 +114,43 @@ def test_the_slowdown_is_that_of_each_kind_of_work_and_number():
     assert (found.name, found.value, found.parameters) == ("slower", 1.5, {"of": LARGE, "ranks": 2})
 
 
-def met(context):
-    """Return the seconds of three repeats, of which each rank has another slow one."""
+def told(context):
+    """Return what two repeats, of which each rank tells other numbers, come to."""
     rank = context.world.rank
-    in_step = InStep(Group(rank, context.world.size))
-    number = iter(range(100))
-
-    def call():
-        time.sleep(0.02 if next(number) % 3 == rank else 0.0)
-
-    return in_step.each(lambda: call)(3)
+    noted, numbers = Noted(), iter([(1.0, -rank), (rank, -4.0)])
+    work = InStep(Group(rank, context.world.size)).repeats(
+        lambda: lambda: next(numbers), cost=pair, noted=noted
+    )
+    return work(2) > 0, noted.samples
 
 
-def test_each_repeat_counts_as_long_as_on_its_slowest_rank(ranks):
-    first, second = ranks.run(met)
-    # Each rank sleeps once, and not in the same repeat.
-    assert first == second >= 0.04
+def pair(first, second):
+    return 10 * first + second
+
+
+def test_the_largest_of_each_number_over_the_ranks_counts(ranks):
+    # (1, 0) and (1, -4): the mean of 10 and 6.
+    assert ranks.run(told) == [(True, [(2, 8.0)])] * 2
 
 
 def failing(context):
-    in_step = InStep(Group(context.world.rank, context.world.size))
+    noted = Noted()
 
-    def make():
+    def broken():
         raise MemoryError("no room here")
 
-    try:
-        in_step.each(make if context.world.rank else lambda: lambda: None)(2)
-    except RuntimeError as error:
-        return str(error)
+    in_step, found = InStep(Group(context.world.rank, context.world.size)), []
+    fine = (lambda: (1.0,)) if context.world.rank else broken
+    for make in (lambda: fine, (lambda: lambda: (1.0,)) if context.world.rank else broken):
+        try:
+            in_step.repeats(make, lambda value: value, noted)(2)
+        except RuntimeError as error:
+            found.append(str(error))
+    return found, noted.samples
 
 
-def test_what_one_rank_cannot_make_none_repeats(ranks):
-    assert ranks.run(failing) == ["MemoryError: no room here"] * 2
-
-
-def test_repeats_of_threads_count_as_long_as_in_the_slowest():
-    def body(group):
-        number = iter(range(-1, 100))
-
-        def call():
-            time.sleep(0.02 if next(number) == group.rank else 0.0)
-
-        return call
-
-    whole = threads_beside.together(2, 1, body, spread=True)(2)
-    each = threads_beside.together(2, 1, body, spread=True, each=True)(2)
-    assert whole >= 0.02
-    assert each >= 0.04
+def test_what_one_rank_cannot_do_or_make_none_does(ranks):
+    assert ranks.run(failing) == [(["MemoryError: no room here"] * 2, [])] * 2
 
 
 def test_the_experiment_measures_ranks_and_threads(ranks):

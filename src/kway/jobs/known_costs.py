@@ -99,11 +99,11 @@ def gather(
         else:
             found[kind] = given[kind] if kind in given else profiled(asked, kind, say, refresh, part)
     of: dict[str, Measurements] = {}
-    for kind in found:
+    for kind, workload in found.items():
         if asked.counts(kind)[-1] == 1:
             continue
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
-        only = needed(kind, found[kind], short=seconds is not None)
+        only = needed(kind, workload, short=seconds is not None)
         of[kind] = (
             measured(asked, kind, ranks, say, refresh, left, only) if measurements is None else measurements
         )
@@ -211,8 +211,8 @@ def _recalled(known: Mapping[str, Any], kinds: Sequence[str], seconds: float) ->
 def needed(device_type: str, workload: Workload, short: bool) -> tuple[str, ...]:
     """Return the experiments that prices are made of. In a ``short`` look only those that this model needs.
 
-    What computing and communicating cost each other matters where gradients are sent beside backward: in one bucket they
-    are not, and what CPU ranks cost each other is measured apart from it.
+    What computing and communicating cost each other matters where gradients are sent beside backward: in one bucket
+    they are not, and what CPU ranks cost each other is measured apart from it.
     """
     every = EXPERIMENTS[device_type]
     is_seen = short and device_type == "cpu" and len(workload.buckets) == 1

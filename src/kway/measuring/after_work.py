@@ -1,5 +1,6 @@
 """Collectives of CPU ranks that follow computing, as those of a step do: caches are cold, and who is first waits."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -13,16 +14,19 @@ from kway.measuring.collective_ranks import Part, groups_of, parts, title
 from kway.measuring.collectives import ALL_REDUCE, COLLECTIVES, ORDERED, Buffers, elements_of
 from kway.measuring.figure import Figure, Maker
 from kway.measuring.in_step import InStep, Remaining, control
+from kway.measuring.noted import Noted
 from kway.measuring.step_work import KINDS, LARGE, sustained, with_threads
-from kway.measuring.timer import Candidate, Policy, Reading, Work
+from kway.measuring.timer import Candidate, Policy, Reading
 from kway.measuring.work import Call
 
 NAME = "collective after work"
-WORK = "work alone"
-# How many times as long as others a sample is: it has some tens of collectives, whose waits differ.
+# How many times as long as others a sample is: it has ten collectives or more, whose waits differ.
 SUSTAINED = 25
 # Those that steps are made of.
 ASKED = (ALL_REDUCE, "all-gather", ORDERED)
+Told = tuple[float, float, float]
+# What ranks have noted, by the names of candidates.
+ByName = dict[str, Noted]
 
 
 def cells(sizes: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
@@ -32,8 +36,8 @@ def cells(sizes: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
 
 def task(
     context: Any, todo: Sequence[Part], sizes: Mapping[str, Sequence[int]], policy: Policy, asked_at: float
-) -> list[tuple[Part, Reading]]:
-    """Time the parts ``todo`` on this rank, ``sizes`` by collective; return the reading of each that it is in."""
+) -> list[tuple[Part, Reading, ByName]]:
+    """Time the parts ``todo`` on this rank, ``sizes`` by collective; return what each that it is in has told."""
     world = context.world
     groups = groups_of(world, todo)
     everyone = control(world, world.size)
@@ -44,42 +48,68 @@ def task(
         measured, controlled = groups[part]
         allowed = remaining.part(1, len(todo) - place)
         if measured is not None and controlled is not None:
-            found.append((part, _timed(InStep(controlled), measured, cells(sizes), allowed)))
+            found.append((part, *_timed(InStep(controlled), measured, cells(sizes), allowed)))
         # Ranks that are in no smaller group wait here: they would disturb it.
         remaining.meet()
     return found
 
 
-def _timed(in_step: InStep, group: Group, asked: Sequence[tuple[str, int]], policy: Policy) -> Reading:
-    threads, compute = threads_for(group.size), KINDS[LARGE].make
+def _timed(
+    in_step: InStep, group: Group, asked: Sequence[tuple[str, int]], policy: Policy
+) -> tuple[Reading, ByName]:
     largest = elements_of(max(size for _, size in asked), group.size)
     buffers = Buffers(group, *(torch.zeros(largest) for _ in range(2)))
+    noted: ByName = {title(*cell): Noted() for cell in asked}
 
-    def after(collective: str, size: int) -> Callable[[], Work]:
+    def after(collective: str, size: int) -> Callable[[], Callable[[], Told]]:
         make, _ = COLLECTIVES[collective]
-        return lambda: with_threads(compute, threads, [make(buffers, elements_of(size, group.size))])
+        return lambda: between_passes(make(buffers, elements_of(size, group.size)), threads_for(group.size))
 
-    def alone() -> Call:
-        work = with_threads(compute, threads)
-        return lambda: work(1)
+    candidates = [
+        Candidate(
+            title(*cell), in_step.repeats(after(*cell), cost, noted[title(*cell)]), cell[0], float(cell[1])
+        )
+        for cell in asked
+    ]
+    return in_step.time(candidates, "cpu", sustained(policy, len(candidates), SUSTAINED)), noted
 
-    candidates = [Candidate(WORK, in_step.each(alone))]
-    candidates += [Candidate(title(*cell), in_step.work(after(*cell)), cell[0], cell[1]) for cell in asked]
-    return in_step.time(candidates, "cpu", sustained(policy, len(candidates), SUSTAINED))
 
+def between_passes(collective: Call, threads: int) -> Callable[[], Told]:
+    """Return what does two passes and a collective, and tells the seconds of each pass and, below 0, of the collective.
 
-def figures_of(make: Maker, part: Part, reading: Reading, asked: Sequence[tuple[str, int]]) -> list[Figure]:
-    """Return the seconds of each collective: with the work before it, less the work of the same round.
-
-    One that took no longer than the work alone says nothing, and is left out.
+    The first pass follows a collective of before: it finds caches cold, on a processor that was idle; the second one
+    follows a pass.
     """
-    work, found = reading.timings.get(WORK), []
+    work = with_threads(KINDS[LARGE].make, threads)
+
+    def repeat() -> Told:
+        cold, warm = work(1), work(1)
+        begun = time.perf_counter()
+        collective()
+        return cold, warm, begun - time.perf_counter()
+
+    return repeat
+
+
+def cost(cold: float, warm: float, least: float) -> float:
+    """Return what a collective costs between passes, from the largest of each number over the ranks.
+
+    It takes as long as on the rank that comes last, which waits for nobody; and a pass after it takes longer than one
+    that follows a pass, on the slowest rank of each. Both are of the same moment, so that what else the machine does
+    is in both passes.
+    """
+    return cold - warm - least
+
+
+def figures_of(
+    make: Maker, part: Part, reading: Reading, noted: ByName, asked: Sequence[tuple[str, int]]
+) -> list[Figure]:
+    """Return the seconds of each collective. One that seems to cost nothing says nothing, and is left out."""
+    found = []
     for collective, size in asked:
-        both = reading.timings.get(title(collective, size))
-        if work is None or both is None:
-            continue
-        seconds = [b - a for a, b in zip(work.raw, both.raw, strict=True)]
-        if median(seconds) > 0:
+        name = title(collective, size)
+        seconds = noted[name].of(reading.timings.get(name))
+        if seconds and median(seconds) > 0:
             at = {"collective": collective, "backend": part.backend, "ranks": part.ranks, "bytes": size}
             found.append(make.timed(NAME, at, "s", seconds))
     return found
@@ -89,9 +119,11 @@ def run(bench: Bench, part: float) -> list[Figure]:
     """Measure all CPU ranks, and fewer of them."""
     sizes = bench.sizes["after_work"]
     todo = parts(["gloo"], bench.cpu_ranks, bench.sizes["every_number"])
-    readings: Sequence[tuple[Part, Reading]] = bench.on(["cpu"] * bench.cpu_ranks, part, task, todo, sizes)
+    told: Sequence[tuple[Part, Reading, ByName]] = bench.on(
+        ["cpu"] * bench.cpu_ranks, part, task, todo, sizes
+    )
     figures = []
-    for each, reading in readings:
+    for each, reading, noted in told:
         bench.readings.append(reading)
-        figures += figures_of(bench.maker(reading), each, reading, cells(sizes))
+        figures += figures_of(bench.maker(reading), each, reading, noted, cells(sizes))
     return figures

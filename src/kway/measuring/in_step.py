@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from kway.comm.group import Group
 from kway.errors import line_of
+from kway.measuring.noted import Noted
 from kway.measuring.reference import reference
 from kway.measuring.timer import Candidate, Clock, Policy, Reading, Timer, Work
 from kway.measuring.work import Call
@@ -61,30 +62,33 @@ class InStep:
 
         return run
 
-    def each(self, make: Callable[[], Call]) -> Work:
-        """Return work of which each repeat counts as if ranks met after it: as long as on its slowest rank.
+    def repeats(
+        self, make: Callable[[], Callable[[], tuple[float, ...]]], cost: Callable[..., float], noted: Noted
+    ) -> Work:
+        """Return work that ranks begin together, and that tells of each repeat more than how long it took.
 
-        What a meeting itself would take is not in it.
+        ``make`` returns a call that does it once and returns numbers. ``cost`` makes one of the largest of each number
+        over the ranks, and ``noted`` gets its mean over the repeats, on every rank the same.
         """
-        held: list[Call] = []
+        held: list[Callable[[], tuple[float, ...]]] = []
 
         def run(count: int) -> float:
             if not held:
                 _, error = _attempt(lambda: held.append(make()))
                 self.slowest(0.0, error)
-            took = torch.zeros(count, dtype=torch.float64)
+            told: list[tuple[float, ...]] = []
 
-            def repeat() -> None:
-                for place in range(count):
-                    begun = time.perf_counter()
-                    held[0]()
-                    took[place] = time.perf_counter() - begun
+            def repeat() -> float:
+                begun = time.perf_counter()
+                told.extend(held[0]() for _ in range(count))
+                return time.perf_counter() - begun
 
             self._group.barrier()
-            _, error = _attempt(repeat)
-            self.slowest(0.0, error)
-            dist.all_reduce(took, dist.ReduceOp.MAX, group=self._group.handle)
-            return float(took.sum())
+            seconds = self.slowest(*_attempt(repeat))
+            most = torch.tensor(told, dtype=torch.float64)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group.handle)
+            noted.note(count, [cost(*row) for row in most.tolist()])
+            return seconds
 
         return run
 

@@ -1,6 +1,6 @@
 """Work that steps are made of, done without a pause: large operations, and many small ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,16 +63,9 @@ def sustained(policy: Policy, candidates: int, times: float = SUSTAINED) -> Poli
     return replace(policy, sample_s=sample_s, rounds=min(policy.rounds, ROUNDS))
 
 
-def with_threads(make: Callable[[], Call], threads: int, then: Sequence[Call] = ()) -> Work:
-    """Make work of a call, and of what is to follow it each time, done with so many threads of torch."""
-    call = make()
-
-    def both() -> None:
-        call()
-        for each in then:
-            each()
-
-    timed = waited(both if then else call, lambda: None)
+def with_threads(make: Callable[[], Call], threads: int) -> Work:
+    """Make work of a call that is done with so many threads of torch."""
+    timed = waited(make(), lambda: None)
 
     def run(count: int) -> float:
         before = torch.get_num_threads()
