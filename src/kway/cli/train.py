@@ -49,6 +49,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size-per-device", type=int, metavar="N", help="global batch = N times the number of devices"
     )
+    parser.add_argument(
+        "--lr-scale",
+        metavar="RULE",
+        help="scale the learning rate of one device for --batch-size-per-device: linear (times the number of devices) "
+        "or sqrt (default: it stays)",
+    )
+    parser.add_argument(
+        "--lr-warmup",
+        metavar="N",
+        help='epochs, or like "200steps", over which --lr-scale rises from the rate of one device (default 5 epochs, a '
+        "tenth of the run where that is less; 0: none)",
+    )
     parser.add_argument("--clip-norm", type=float, metavar="X", help="largest norm of the whole gradient")
     parser.add_argument("--clip-value", type=float, metavar="X", help="largest entry of the gradient")
     parser.add_argument(
@@ -121,7 +133,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _check(args: argparse.Namespace) -> None:
     """Raise ``UsageError`` for flags that do not go together."""
     from kway.errors import UsageError
+    from kway.training.growing import growth_of
 
+    growth_of(args.batch_size_per_device, args.lr_scale, args.lr_warmup)
     if args.clip_norm is not None and args.clip_value is not None:
         raise UsageError("--clip-norm and --clip-value", "only one of them", "leave one out")
     if args.patience is not None and args.early_stop is None:
@@ -147,13 +161,11 @@ def _batch(args: argparse.Namespace) -> dict[str, object]:
     from kway.errors import UsageError
     from kway.jobs.place import place
     from kway.jobs.tuning import first_kind
-    from kway.training.spec import positive
 
     if args.batch_size_per_device is None:
         return {}
     if args.batch_size is not None:
         raise UsageError("--batch-size and --batch-size-per-device", "only one of them", "leave one out")
-    positive("--batch-size-per-device", args.batch_size_per_device)
     if args.strategy == "auto" or args.plan is not None:
         raise UsageError(
             "--batch-size-per-device with a plan",
@@ -242,6 +254,9 @@ def run(args: argparse.Namespace) -> int:
                 on_oom=args.on_oom,
                 stall_timeout=args.stall_timeout,
                 timeline=args.timeline,
+                batch_size_per_device=args.batch_size_per_device,
+                lr_scale=args.lr_scale,
+                lr_warmup=args.lr_warmup,
             )
     finally:
         show.progress.close()

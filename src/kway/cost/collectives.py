@@ -1,7 +1,7 @@
 """What a collective takes: read between the sizes that were measured for that many ranks."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kway.cost.curve import between, rising
@@ -10,11 +10,6 @@ from kway.measurements import Measurements
 
 ALL_REDUCE, ALL_GATHER, ORDERED = "all-reduce", "all-gather", "ordered tree reduction"
 AFTER_WORK = "collective after work"
-
-
-def backend_of(devices: Iterable[str]) -> str:
-    """Return the back end that ranks on these devices talk through: NCCL between GPUs, else Gloo."""
-    return "nccl" if all(device.startswith("cuda") for device in devices) else "gloo"
 
 
 def collective_s(

@@ -4,8 +4,9 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from kway.backends import backend_of
 from kway.cost.beside import LARGE, RANKS, SMALL, slowdowns
-from kway.cost.collectives import backend_of, collective_s
+from kway.cost.collectives import collective_s
 from kway.cost.compute import backward_s, compute_s, fixed_s, spread_of
 from kway.cost.memory import memory_of
 from kway.cost.skew import side_by_side, waiting_s

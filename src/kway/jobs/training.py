@@ -37,6 +37,7 @@ from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.facts import check_length, facts_of
+from kway.training.growing import growth_of
 from kway.training.loop import Loop
 from kway.training.parts import training_parts
 from kway.training.saving import FOLDER
@@ -103,6 +104,9 @@ def train(
     on_oom: str = "error",
     stall_timeout: str | float | timedelta | None = None,
     timeline: bool | int | None = None,
+    batch_size_per_device: int | None = None,
+    lr_scale: str | None = None,
+    lr_warmup: int | str | None = None,
     echo: bool = True,
     ranks: Any = None,
 ) -> Run:
@@ -145,6 +149,11 @@ def train(
     ``timeline``: a number of steps (``True``: 5) that every rank records through torch's profiler after its warm-up:
     the record then says what their time went into, and ``out`` has one trace of all ranks, timeline.json.gz.
 
+    ``batch_size_per_device``: the global batch is that times the number of devices: then the number does change the
+    result, and a notice says what would be usual for the learning rate. ``lr_scale``: scale it so, against that of one
+    device: ``"linear"`` or ``"sqrt"`` (``kway.step.scaling``), after a warm-up of ``lr_warmup`` epochs, or like
+    ``"200steps"`` (``None``: 5 epochs, or a tenth of the run where that is less; 0: none).
+
     ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
     ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``checkpoint`` (a save began),
     ``notice``, ``warning``, ``end``. ``echo``: whether what
@@ -155,11 +164,17 @@ def train(
     no progress; inside one device, what the user's code raises.
     """
     check_given(job, ranks, out=out)
-    stall = duration("stall_timeout", stall_timeout)
-    tell = Listeners(functions_of("callbacks", callbacks), StopRequest())
+    stall, tell = (
+        duration("stall_timeout", stall_timeout),
+        Listeners(functions_of("callbacks", callbacks), StopRequest()),
+    )
+    growth = growth_of(
+        batch_size_per_device, lr_scale, lr_warmup, planned=plan is not None or strategy == AUTO
+    )
     going = foreseen(plan, Going(job, devices, strategy, step_kind, exactness, shards), ranks, tell.say)
-    job, step_kind, exactness, shards = going.job, going.step_kind, going.exactness, going.shards
     where = going.place(stall is not None, settings)
+    job = going.job if growth is None else growth.of(going.job, where.plan.devices)
+    step_kind, exactness, shards = going.step_kind, going.exactness, going.shards
     threads.check(
         where,
         on_oom,
@@ -195,7 +210,8 @@ def train(
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
     adapting = adapting_of(on_oom, job, model, where, parts.order)
-    spec = replace(spec, facts=facts_of(job, parts, where.plan, model), made=made_before(job))
+    spec = spec if growth is None else growth.over(spec, parts.order)
+    spec = replace(spec, facts=facts_of(spec.job, parts, where.plan, model), made=made_before(job))
 
     def long_enough(checkpoint: Checkpoint) -> None:
         check_length(checkpoint, epochs, steps)
@@ -207,7 +223,7 @@ def train(
         if out is not None:
             stack.enter_context(says_what_is_there(folder, tell.stop, tell.begun))
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
-        sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
+        sent = replace(spec.job, model=model, init=None) if isinstance(job.model, nn.Module) else spec.job
         spec = replace(
             spec,
             job=sent,
@@ -223,12 +239,11 @@ def train(
             now = spec
             if number:
                 newer, lines = find(folder, True, spec.facts, model, long_enough)
-                resume_from = str(newer) if newer is not None else spec.resume
                 now = replace(
                     spec,
                     job=adapting.job(sent),
                     plan=where.plan,
-                    resume=resume_from,
+                    resume=str(newer) if newer is not None else spec.resume,
                     told=(),
                     # What ended the run may have been a measurement.
                     tune=None if spec.tune is None else replace(spec.tune, why_not=STARTED_AGAIN),

@@ -9,6 +9,7 @@ from datetime import timedelta
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from kway.backends import backend_of
 from kway.errors import UsageError
 from kway.launch import address, failure
 from kway.launch.as_main import working_folder
@@ -54,7 +55,7 @@ def launch(
     check(target, module)
     size = len(devices)
     shared = address.environment(devices, threads if size > 1 else None)
-    address.check_interface(shared, address.backend_of(devices))
+    address.check_interface(shared, backend_of(devices))
     open_missing()
     with signals_raise(), address.reserved_port() as port, temporary_folder() as folder:
         with needs_room(folder):

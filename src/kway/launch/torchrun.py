@@ -9,8 +9,10 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
+from kway.backends import backend_of
 from kway.errors import KwayError, UsageError
 from kway.launch.address import check_interface, check_name, loopback_interface, wait_for_listener
+from kway.launch.built import usable_backend
 from kway.launch.status import watched
 from kway.world import World
 
@@ -67,7 +69,7 @@ def from_environment(
         local_rank=local_rank,
         local_size=local_size,
         device=_device(environ, device, local_rank, local_size),
-        backend="nccl" if device == "cuda" else "gloo",
+        backend=backend_of([device]),
         threads=threads or _threads(environ, local_size),
         origin="env",
     )
@@ -157,7 +159,7 @@ def join(world: World, timeout: timedelta = timedelta(seconds=60), patient: bool
     if world.size == world.local_size or os.environ.get("MASTER_ADDR") in _THIS_MACHINE:
         _use_loopback()
     dist.init_process_group(
-        world.backend,
+        usable_backend(world.device),
         store=_store(world, timeout),
         rank=world.rank,
         world_size=world.size,

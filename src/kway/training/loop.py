@@ -15,8 +15,8 @@ from kway.data.loader import Loader
 from kway.data.streams import StreamOrder
 from kway.launch.status import Status
 from kway.records import Training
-from kway.step.core import waits_for_figure
 from kway.step.kinds import kind_of
+from kway.step.scaling import waits_for_figure
 from kway.step.settings import Settings
 from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
@@ -25,6 +25,7 @@ from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
 from kway.training.facts import check_options, check_within, other_masks, resumed_notices
+from kway.training.growing import growth_lines, scale_facts
 from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
@@ -115,7 +116,7 @@ class Loop:
                     "resumed_from_step": self.resumed,
                 }
             )
-            for line in dict.fromkeys([*spec.told, *self._set_up(), *self.notices]):
+            for line in dict.fromkeys([*self._told(), *self._set_up(), *self.notices]):
                 self._say({"event": "notice", "text": line})
             # An epoch that was begun is ended, though the run has taken all its steps.
             while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
@@ -159,6 +160,11 @@ class Loop:
                 "running statistics are the model's own"
             )
         return Validation(self.engine, held, self.spec, self.world.is_main, self._notice_buffers, self._warn)
+
+    def _told(self) -> tuple[str, ...]:
+        """Return what was known before, and note what follows for the rates: later a schedule has changed them."""
+        self.notices += growth_lines(self.spec, self.engine.optimizer, self.engine.schedule)
+        return self.spec.told
 
     def _set_up(self) -> list[str]:
         """Return lines for the user about the data and how steps run, known so far on any rank. A collective."""
@@ -385,6 +391,7 @@ class Loop:
             tuned=self.spec.tuned,
             processes=self.world.processes,
             timeline=timeline,
+            lr_scale=scale_facts(self.spec, self.engine.schedule),
             started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),
             wall_s=time.perf_counter() - begun,
         )
