@@ -16,16 +16,13 @@ def slowdowns(measurements: Measurements | None, of: str, count: int) -> dict[st
 
     Measured over tenths of a second without a pause, each with its part of the cores: what is short meets others'
     pauses, and steps do not. At least 1: nobody gets faster for company. Of the number that was measured and is nearest
-    (the larger one of two), by what an operation is bound by: ``LARGE`` ones compute, ``SMALL`` ones are started.
-    Empty where one of them was not measured.
+    (the larger one of two), by what an operation is bound by: ``LARGE`` ones compute, ``SMALL`` ones are started. Where
+    only one kind was measured the other one has the same; empty where none was.
     """
     name = f"{of} beside each other: slowdown"
-    found = {kind: _nearest(measurements, name, of, count, {"of": kind}) for kind in (LARGE, SMALL)}
-    return (
-        {kind: max(1.0, figures[0]["value"]) for kind, figures in found.items() if figures}
-        if all(found.values())
-        else {}
-    )
+    figures = {kind: _nearest(measurements, name, of, count, {"of": kind}) for kind in (LARGE, SMALL)}
+    known = [max(1.0, each["value"]) for kind in figures for each in figures[kind][:1]]
+    return dict(zip((LARGE, SMALL), (known[0], known[-1]), strict=True)) if known else {}
 
 
 def turns_s(measurements: Measurements | None, threads: int) -> float | None:
