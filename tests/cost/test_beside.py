@@ -47,9 +47,13 @@ def test_each_thread_has_its_turn():
 
 def test_a_sum_of_threads_is_read_between_the_sizes_of_exactly_so_many():
     known = measurements(*sums({1_000: 1e-4, 100_000: 1e-3}))
-    found = [thread_sum_s(known, 2, size) for size in (8, 1_000, 10_000, 100_000, 200_000)]
-    assert found == pytest.approx([1e-4, 1e-4, math.sqrt(1e-7), 1e-3, 2e-3])
+    found = [thread_sum_s(known, 2, size) for size in (8, 1_000, 10_000, 100_000, 199_000)]
+    assert found == pytest.approx([1e-4, 1e-4, math.sqrt(1e-7), 1e-3, 1.9e-3])
     assert thread_sum_s(known, 3, 8) is None
+    # One size alone does not tell latency from rate.
+    one = measurements(*sums({1_000: 1e-4}))
+    assert thread_sum_s(one, 2, 8) == pytest.approx(1e-4)
+    assert thread_sum_s(one, 2, 1_001) is None
 
 
 PLAIN = {1_000: 1e-3, 100_000: 2e-3, 10_000_000: 30e-3}
@@ -62,8 +66,9 @@ def all_reduce(size, after, known):
 def test_a_collective_after_work_takes_as_many_times_as_long_as_at_the_sizes_that_were_measured():
     known = measurements(*timed(PLAIN), *after_work({1_000: 4e-3, 100_000: 4e-3}))
     assert [all_reduce(size, True, known) for size in (8, 1_000, 100_000)] == pytest.approx([4e-3] * 3)
-    # Twice as long at the largest size that was measured after work, and beyond it.
-    assert all_reduce(10_000_000, True, known) == pytest.approx(60e-3)
+    assert all_reduce(10_000, True, known) == pytest.approx(4e-3)
+    # 2 ms more at the largest size that was measured after work, and beyond it.
+    assert all_reduce(10_000_000, True, known) == pytest.approx(32e-3)
     assert [all_reduce(size, False, known) for size in PLAIN] == pytest.approx(list(PLAIN.values()))
 
 

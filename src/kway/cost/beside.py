@@ -38,8 +38,8 @@ def turns_s(measurements: Measurements | None, threads: int) -> float | None:
 def thread_sum_s(measurements: Measurements | None, threads: int, size: float) -> float | None:
     """Return the seconds of a sum of ``size`` bytes over exactly so many threads; ``None`` where that was not measured.
 
-    Between two sizes a straight line of the logarithms, below them the time of the smallest, beyond them the rate of
-    the largest. More bytes never cost less.
+    Between two sizes a straight line of the logarithms, below them the time of the smallest, beyond them the line
+    through the largest two; not known beyond a single size, whose time is mostly latency. More bytes never cost less.
     """
     points = [
         (figure["parameters"]["bytes"], figure["value"])
@@ -50,7 +50,12 @@ def thread_sum_s(measurements: Measurements | None, threads: int, size: float) -
         return None
     curve = rising(points)
     largest, slowest = curve[-1]
-    return slowest * size / largest if size > largest else between(curve, max(size, curve[0][0]), math.log)
+    if size <= largest:
+        return between(curve, max(size, curve[0][0]), math.log)
+    if len(curve) == 1:
+        return None
+    smaller, faster = curve[-2]
+    return slowest + (slowest - faster) / (largest - smaller) * (size - largest)
 
 
 def _nearest(

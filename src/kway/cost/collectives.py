@@ -23,9 +23,9 @@ def collective_s(
     """Return the seconds of a collective of ``size`` bytes (of the larger buffer of a rank) among ``ranks`` ranks.
 
     As one that follows another collective takes; ``after_work``: as one that follows computing, where that was
-    measured: caches hold other things then, ranks were asleep, and one of them comes last. That is how many times as
-    long it takes at the sizes where both were measured, between two of them on a straight line of the logarithms, and
-    at other sizes as at the nearest.
+    measured: caches hold other things then, ranks were asleep, and one of them comes last. At the sizes where both were
+    measured that is how many times as long it takes, between two of them on a straight line of the logarithms; beyond
+    the largest of them as much longer as there, since caches and sleep do not grow with what is sent.
 
     Between two measured sizes a straight line of the logarithms; never one bandwidth, since back ends change their
     algorithm with the size. Below the smallest size its time, which is latency. Beyond the largest one the fitted
@@ -72,7 +72,19 @@ def _after_work(
         return curve
     times = sorted((size, taken / _within(curve, size)) for size, taken in known.items())
     sizes = sorted({*known, *(size for size, _ in curve)})
-    return rising([(size, _within(curve, size) * _within(times, size)) for size in sizes])
+    most = max(known)
+    longer = max(0.0, known[most] - _within(curve, most))
+    return rising(
+        [
+            (
+                size,
+                _within(curve, size) * _within(times, size)
+                if size <= most
+                else _within(curve, size) + longer,
+            )
+            for size in sizes
+        ]
+    )
 
 
 def _within(points: Sequence[tuple[float, float]], size: float) -> float:
