@@ -38,6 +38,44 @@ def two_devices(alone: float, at_once: float, n: int = 128) -> list[dict[str, An
     ]
 
 
+def beside(large: float, small: float, of: str = "ranks", count: int = 2) -> list[dict[str, Any]]:
+    """Return how many times as long large and small operations take beside those of others."""
+    return [
+        figure(
+            "beside",
+            f"{of} beside each other: slowdown",
+            "x",
+            value,
+            **{"of": f"{kind} operations", of: count},
+        )
+        for kind, value in (("large", large), ("small", small))
+    ]
+
+
+def after_work(
+    seconds: dict[int, float], collective: str = "all-reduce", ranks: int = 2
+) -> list[dict[str, Any]]:
+    """Return the times of a collective that follows computing, seconds by bytes."""
+    own = {"collective": collective, "backend": "gloo", "ranks": ranks}
+    return [
+        figure("beside", "collective after work", "s", value, **own, bytes=size)
+        for size, value in seconds.items()
+    ]
+
+
+def turns(seconds: float, threads: int = 2) -> dict[str, Any]:
+    """Return what so many threads take for their turns in a step."""
+    return figure("beside", "turns of threads", "s", seconds, threads=threads)
+
+
+def sums(seconds: dict[int, float], threads: int = 2) -> list[dict[str, Any]]:
+    """Return what sums over threads take, seconds by bytes."""
+    return [
+        figure("beside", "sum of threads", "s", value, threads=threads, bytes=size)
+        for size, value in seconds.items()
+    ]
+
+
 def slowdown(by_size: dict[int, float]) -> list[dict[str, Any]]:
     """Return the slowdown of products beside an all-reduce, by its bytes."""
     return [
@@ -56,7 +94,7 @@ def copies(
 
 def measurements(*figures: dict[str, Any]) -> Measurements:
     """Return a record of these figures."""
-    names = ("collectives", "overlap", "copies")
+    names = ("collectives", "overlap", "copies", "beside")
     experiments = [{"name": name} for name in names]
     return Measurements(
         machine={}, versions={}, devices=["cpu"], quick=True, made="2026-01-01T00:00:00+00:00", age_s=0.0,

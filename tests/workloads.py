@@ -76,6 +76,7 @@ def workload(
                 "part": part,
                 "seconds": fixed + each * share,
                 "spread": 0.02,
+                "step_spread": 0.03 if part == "step" else None,
             }
             for count in threads
             for share in shares

@@ -33,8 +33,9 @@ class Workload(Record):
     ``samples``, ``bytes`` of a whole step.
 
     ``timings``: one each with ``step_kind``, ``threads`` (of the host), ``devices`` (of so many it does what one does,
-    but for what goes between them), ``samples`` (of the share), ``part`` (of ``PARTS``), ``seconds`` (the median) and
-    ``spread`` (half the distance of the quartiles over the median).
+    but for what goes between them), ``samples`` (of the share), ``part`` (of ``PARTS``), ``seconds`` (the median),
+    ``spread`` (of windows: half the distance of the quartiles over the median) and ``step_spread`` (of single steps:
+    the standard deviation over the mean; ``None`` of parts, and where it is not known).
     ``step`` is a whole step as a run takes it, input included. ``fits``: ``step_kind``, ``threads``, ``several``
     (whether of one of several devices), ``part``, ``fixed_s``, ``per_sample_s`` (least squares of relative residuals,
     neither below 0) and ``error`` (the largest relative residual). ``layers``: one each with ``name``, ``type``,
@@ -116,7 +117,7 @@ _Form = dict[str, type | UnionType]
 _FORMS: dict[str, _Form] = {
     "timings": {
         "step_kind": str, "threads": int, "devices": int, "samples": int, "part": str, "seconds": _NUMBER,
-        "spread": _NUMBER,
+        "spread": _NUMBER, "step_spread": _NUMBER | None,
     },
     "fits": {
         "step_kind": str, "threads": int, "several": bool, "part": str, "fixed_s": _NUMBER, "per_sample_s": _NUMBER,

@@ -2,7 +2,8 @@ import pytest
 from tests.workloads import FIXED_S, PER_SAMPLE_S, workload
 
 import kway
-from kway.cost.compute import BACKWARD, backward_s, compute_s, fixed_s, is_timed, spread_of
+from kway.cost.compute import BACKWARD, RECORDS, backward_s, compute_s, fixed_s, is_timed, spread_of
+from kway.step.kinds import KINDS
 
 
 def line(samples):
@@ -66,11 +67,42 @@ def test_backward_is_timed_or_by_layers_or_two_thirds():
     fits = [fit for fit in workload().fits if fit["part"] == "step"]
     assert not is_timed(workload(timings=steps, fits=fits), "eager", "backward")
     assert backward_s(workload(timings=steps, fits=fits), "eager", 64) == pytest.approx(line(64) * 2 / 3)
+    # What starting costs is not of the layers' part: a kind that is not timed apart is there to start less.
+    late = {"fixed_s": 7.0, "per_sample_s": 6e-5}
+    slow = [{**workload().layers[0], "backward": late}]
+    assert backward_s(workload(timings=steps, fits=fits, layers=slow), "eager", 64) == pytest.approx(
+        line(64) * 2 / 3
+    )
     bare = workload(timings=steps, fits=fits, layers=[])
     assert backward_s(bare, "eager", 64) == pytest.approx(line(64) * BACKWARD)
 
 
-def test_the_spread_is_that_of_the_nearest_share():
+def test_backward_of_a_recorded_step_is_the_part_that_it_is_of_the_step_it_records():
+    both = workload()
+    recorded = [
+        {**each, "step_kind": "graph", "seconds": each["seconds"] / 2}
+        for each in both.timings
+        if each["part"] == "step"
+    ]
+    known = workload(timings=[*both.timings, *recorded], layers=[])
+    # Of what a sample adds to an eager step 60 % are backward's.
+    assert backward_s(known, "graph", 64) == pytest.approx(0.6 * line(64) / 2)
+    # The step that a compiled recorded one records was not timed, and there are no layers.
+    for each in known.timings:
+        each["step_kind"] = {"graph": "compiled-graph"}.get(each["step_kind"], "eager")
+    assert backward_s(known, "compiled-graph", 64) == pytest.approx(BACKWARD * line(64) / 2)
+
+
+def test_the_kinds_that_record_are_those_that_there_are():
+    assert set(RECORDS) == {kind.name for kind in KINDS.values() if kind.records}
+    assert all(KINDS[like].compiles == KINDS[kind].compiles for kind, like in RECORDS.items())
+
+
+def test_the_spread_is_that_of_single_steps_at_the_nearest_share():
     known = workload()
-    next(t for t in known.timings if (t["samples"], t["part"]) == (128, "step"))["spread"] = 0.3
-    assert [spread_of(known, "eager", samples) for samples in (8, 120)] == [0.02, 0.3]
+    row = next(t for t in known.timings if (t["samples"], t["part"]) == (128, "step"))
+    row["step_spread"] = 0.3
+    assert [spread_of(known, "eager", samples) for samples in (8, 120)] == [0.03, 0.3]
+    # Half the distance of the quartiles of a normal distribution is 0.6745 of its standard deviation.
+    row["step_spread"] = None
+    assert spread_of(known, "eager", 120) == pytest.approx(0.02 / 0.67449, rel=1e-4)

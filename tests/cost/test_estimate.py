@@ -12,7 +12,6 @@ import kway
 from kway.comm.buckets import BUCKET_BYTES
 from kway.cost.estimate import Estimate
 from kway.cost.gradients import copied_s
-from kway.cost.skew import QUARTILE
 from kway.strategies.pricing import priced
 
 STEP_S = 1e-3 + 1e-4 * 128
@@ -44,7 +43,7 @@ def test_one_device_needs_no_measurements():
 def test_two_ranks_are_the_sum_of_their_terms():
     two = on(2, known=workload(devices=2))
     own = 1e-3 + 1e-4 * 64
-    spread = 0.02 / QUARTILE / math.sqrt(math.pi)
+    spread = 0.03 / math.sqrt(math.pi)
     assert two.samples == 64
     assert two.terms == {
         "input": pytest.approx(0.05 * own),
@@ -157,15 +156,13 @@ def test_threads_hand_their_sums_on_through_memory():
     two = on(2, axis="threads", known=workload(collectives=[]))
     assert two.terms["gather and scatter (threads)"] == pytest.approx(3 * 4_000 / 1e9)
     # Launches of two take 1.8 ms; a replica needs 0.9 + 5.76 ms.
-    assert two.terms["turns of the interpreter (threads)"] == 0
+    assert two.terms["turns of the process (threads)"] == 0
 
 
 def test_threads_start_their_operations_one_after_the_other():
     slow = workload(fixed_s=0.1, collectives=[])
     two = on(2, axis="threads", known=slow)
-    assert two.terms["turns of the interpreter (threads)"] == pytest.approx(
-        2 * 0.09 - (0.09 + 0.9 * 1e-4 * 64)
-    )
+    assert two.terms["turns of the process (threads)"] == pytest.approx(2 * 0.09 - (0.09 + 0.9 * 1e-4 * 64))
 
 
 def test_ranks_on_gpus_have_cores_of_their_own():
@@ -180,7 +177,7 @@ def test_a_profile_of_one_device_alone_is_said_to_lack_something():
 def test_what_was_not_measured_is_an_error():
     with pytest.raises(kway.NotMeasuredError, match="among 2 ranks through gloo"):
         on(2, measured=measurements(*two_devices(1, 1)))
-    with pytest.raises(kway.NotMeasuredError, match="a copy from cpu to cpu"):
+    with pytest.raises(kway.NotMeasuredError, match=r"a sum over 2 threads.*--only beside"):
         on(2, axis="threads", measured=measurements(*two_devices(1, 1)))
 
 

@@ -4,7 +4,7 @@ import random
 import pytest
 from tests.measured import measurements, two_devices
 
-from kway.cost.skew import QUARTILE, expected_maximum, side_by_side, waiting_s
+from kway.cost.skew import expected_maximum, side_by_side, waiting_s
 
 
 def test_the_expected_maximum_is_that_of_tables():
@@ -31,7 +31,7 @@ def test_the_expected_maximum_is_that_of_draws():
 def test_waiting_grows_with_spread_and_ranks_and_is_nothing_for_one():
     assert waiting_s(2.0, 0.1, 1) == 0
     assert waiting_s(2.0, 0.0, 8) == 0
-    assert waiting_s(2.0, QUARTILE / 10, 2) == pytest.approx(0.2 / math.sqrt(math.pi))
+    assert waiting_s(2.0, 0.1, 2) == pytest.approx(0.2 / math.sqrt(math.pi))
     waits = [waiting_s(1.0, 0.1, ranks) for ranks in (2, 3, 64, 512)]
     assert waits == sorted(waits)
 

@@ -51,7 +51,7 @@ def test_every_figure_says_that_it_is_an_estimate(machine):
     assert all(figure["share"] is None or 0 < figure["share"] <= 1 + 1e-9 for figure in measurements.figures)
     how = {entry["name"]: entry["how"] for entry in measurements.experiments}
     assert how.keys() == set(names())
-    assert {name for name, each in how.items() if each == "left"} == {"offload", "processes"}
+    assert {name for name, each in how.items() if each == "left"} == {"offload", "beside", "processes"}
     assert any("data sheet" in line for line in measurements.notices)
 
 

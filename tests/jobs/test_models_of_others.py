@@ -1,6 +1,5 @@
 """Models that nobody here wrote, in a user's file each: profiled, planned, trained and proved as they are."""
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,7 @@
 """How steps are timed in turns: on sittings whose clock only moves when a step is taken."""
 
+import math
+
 import pytest
 
 from kway.errors import OutOfMemoryError
@@ -38,6 +40,7 @@ class Fake:
         self.clock.order.append((self.seat.devices, samples, steps))
         self.clock.now += (1 + steps * (2 if parts else 1)) * self.step_s(samples)
         reading.step.append(self.step_s(samples))
+        reading.single.append([0.5, 1.5])
         if parts:
             reading.parts.setdefault("forward", []).append(self.step_s(samples) / 3)
 
@@ -60,6 +63,10 @@ def test_each_round_begins_with_the_next_share_and_lines_are_found_again():
     rows = timings("eager", found)
     assert [(row["devices"], row["samples"]) for row in rows if row["part"] == "step"] == spots
     assert all(row["spread"] == 0 for row in rows)
+    # Two steps of 0.5 and 1.5 lie 1 apart; of parts single ones are not timed.
+    of_steps = [row["step_spread"] for row in rows if row["part"] == "step"]
+    assert of_steps == pytest.approx([math.sqrt(math.pi) / 2] * 4)
+    assert {row["step_spread"] for row in rows if row["part"] != "step"} == {None}
     alone, several = (fit for fit in fits(rows) if fit["part"] == "step")
     assert (alone["several"], alone["fixed_s"]) == (False, pytest.approx(0.25e-3))
     assert (several["several"], several["per_sample_s"]) == (True, pytest.approx(2**-13))

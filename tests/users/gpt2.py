@@ -8,7 +8,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import kway
 
-CONFIG = GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+CONFIG = GPT2Config(
+    vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+)
 
 
 def data():

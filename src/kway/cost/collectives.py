@@ -1,6 +1,7 @@
 """What a collective takes: read between the sizes that were measured for that many ranks."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from kway.cost.curve import between, rising
@@ -8,12 +9,23 @@ from kway.errors import NotMeasuredError
 from kway.measurements import Measurements
 
 ALL_REDUCE, ALL_GATHER, ORDERED = "all-reduce", "all-gather", "ordered tree reduction"
+AFTER_WORK = "collective after work"
 
 
 def collective_s(
-    measurements: Measurements | None, backend: str, collective: str, ranks: int, size: float
+    measurements: Measurements | None,
+    backend: str,
+    collective: str,
+    ranks: int,
+    size: float,
+    after_work: bool = False,
 ) -> float:
     """Return the seconds of a collective of ``size`` bytes (of the larger buffer of a rank) among ``ranks`` ranks.
+
+    As one that follows another collective takes; ``after_work``: as one that follows computing, where that was
+    measured: caches hold other things then, ranks were asleep, and one of them comes last. At the sizes where both were
+    measured that is how many times as long it takes, between two of them on a straight line of the logarithms; beyond
+    the largest of them as much longer as there, since caches and sleep do not grow with what is sent.
 
     Between two measured sizes a straight line of the logarithms; never one bandwidth, since back ends change their
     algorithm with the size. Below the smallest size its time, which is latency. Beyond the largest one the fitted
@@ -37,6 +49,8 @@ def collective_s(
             f"measure it: kway measure --only collectives{_of(backend, ranks)}",
         )
     curve = rising(points)
+    if after_work:
+        curve = _after_work(curve, measurements, asked)
     largest, slowest = curve[-1]
     if size <= curve[0][0]:
         return curve[0][1]
@@ -46,6 +60,36 @@ def collective_s(
     # Without a fit the last size's own rate: it has its latency in it, and is no better than what was seen.
     bandwidth = max((figure["value"] for figure in fits), default=largest / slowest)
     return slowest + (size - largest) / max(bandwidth, largest / slowest)
+
+
+def _after_work(
+    curve: list[tuple[float, float]], measurements: Measurements | None, asked: dict[str, Any]
+) -> list[tuple[float, float]]:
+    """Return what a collective takes after work, from what it takes after another one."""
+    figures = [] if measurements is None else measurements.find("beside", AFTER_WORK, **asked)
+    known = {figure["parameters"]["bytes"]: figure["value"] for figure in figures if figure["value"] > 0}
+    if not known:
+        return curve
+    times = sorted((size, taken / _within(curve, size)) for size, taken in known.items())
+    sizes = sorted({*known, *(size for size, _ in curve)})
+    most = max(known)
+    longer = max(0.0, known[most] - _within(curve, most))
+    return rising(
+        [
+            (
+                size,
+                _within(curve, size) * _within(times, size)
+                if size <= most
+                else _within(curve, size) + longer,
+            )
+            for size in sizes
+        ]
+    )
+
+
+def _within(points: Sequence[tuple[float, float]], size: float) -> float:
+    """Return the value at ``size`` on straight lines of the logarithms, beyond the points that of the nearest."""
+    return between(points, min(max(size, points[0][0]), points[-1][0]), math.log)
 
 
 def measured_ranks(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kway.cost.curve import between
+from kway.cost.skew import QUARTILE
 from kway.errors import NotMeasuredError
 from kway.workload import Workload
 
@@ -66,16 +67,35 @@ def is_timed(workload: Workload, step_kind: str, part: str) -> bool:
 def backward_s(
     workload: Workload, step_kind: str, samples: float, threads: int | None = None, several: bool = False
 ) -> float:
-    """Return the seconds of the backward pass: timed, or by the layers' share of the step, or two thirds of it."""
+    """Return the seconds of the backward pass: timed, or a part of the step.
+
+    A recorded step is one piece that runs the kernels of a step that is not recorded, and starts them all at once: the
+    part is that of the step it records, where that was timed, of what each sample adds. Else that of the layers, again
+    of what each sample adds, and without layers two thirds.
+    """
     if is_timed(workload, step_kind, "backward"):
         return compute_s(workload, step_kind, samples, threads, "backward", several)
     step = compute_s(workload, step_kind, samples, threads, several=several)
-    sums = {part: sum(line_s(layer[part], samples) for layer in workload.layers) for part in _PASSES}
-    total = sum(sums.values())
-    return step * (sums["backward"] / total if total > 0 else BACKWARD)
+    return step * _backward_part(workload, RECORDS.get(step_kind, ""), threads, several)
+
+
+def _backward_part(workload: Workload, like: str, threads: int | None, several: bool) -> float:
+    """Return which part of what each sample adds to a step is backward's. ``like``: of this step kind, where timed."""
+    lines = [
+        _fit(workload, like, part, _timed(workload, like, part, threads, several))
+        for part in ("backward", "step")
+    ]
+    slopes = [line["per_sample_s"] if line else 0.0 for line in lines]
+    if min(slopes) > 0:
+        return float(min(1.0, slopes[0] / slopes[1]))
+    each = {part: sum(layer[part]["per_sample_s"] for layer in workload.layers) for part in _PASSES}
+    total = sum(each.values())
+    return float(each["backward"] / total) if total > 0 else BACKWARD
 
 
 _PASSES = ("forward", "backward")
+# By kind of step that is recorded: the one that it records.
+RECORDS = {"graph": "eager", "compiled-graph": "compiled"}
 
 
 def line_s(line: dict[str, Any], samples: float) -> float:
@@ -86,10 +106,16 @@ def line_s(line: dict[str, Any], samples: float) -> float:
 def spread_of(
     workload: Workload, step_kind: str, samples: float, threads: int | None = None, several: bool = False
 ) -> float:
-    """Return by which part of itself a step varied where it was timed, at the nearest share."""
+    """Return the standard deviation of single steps, as a part of a step, where it was timed at the nearest share.
+
+    Where steps were not timed one by one, that of windows of them, by the quartiles of a normal distribution.
+    """
     timed = _timed(workload, step_kind, "step", threads, several)
     nearest = min(timed, key=lambda timing: abs(timing["samples"] - samples), default=None)
-    return float(nearest["spread"]) if nearest else 0.0
+    if nearest is None:
+        return 0.0
+    single = nearest["step_spread"]
+    return float(nearest["spread"]) / QUARTILE if single is None else float(single)
 
 
 def timed_shares(

@@ -1,9 +1,11 @@
 """What a step of one candidate costs, while it is being added up: seconds by term, bytes by part."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from kway.backends import backend_of
+from kway.cost.beside import LARGE, RANKS, SMALL, slowdowns
 from kway.cost.collectives import collective_s
 from kway.cost.compute import backward_s, compute_s, fixed_s, spread_of
 from kway.cost.memory import memory_of
@@ -21,7 +23,7 @@ class Estimate:
 
     ``batch_size``: global. ``shards``: of level bits. ``several``: whether a device has others to work with. ``terms``:
     exposed seconds by name, whose sum is the step; ``memory``: bytes of one device by part. Axes add to both, or change
-    what is there. ``beside``: by which factor ranks of one CPU slow each other down. ``notes``: lines for the user.
+    what is there. ``notes``: lines for the user.
     """
 
     workload: Workload
@@ -34,7 +36,6 @@ class Estimate:
     shards: int = 8
     terms: dict[str, float] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
-    beside: float = 1.0
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -75,9 +76,9 @@ class Estimate:
         if line not in self.notes:
             self.notes.append(line)
 
-    def collective_s(self, collective: str, ranks: int, size: float) -> float:
+    def collective_s(self, collective: str, ranks: int, size: float, after_work: bool = True) -> float:
         """Return the seconds of a collective of ``size`` bytes among ``ranks`` of the devices: see ``collective_s``."""
-        return collective_s(self.measurements, self.backend, collective, ranks, size)
+        return collective_s(self.measurements, self.backend, collective, ranks, size, after_work)
 
     def part_s(self, part: str) -> float:
         """Return the seconds of a part of a step as each device takes it alone: see ``compute_s``."""
@@ -92,7 +93,7 @@ class Estimate:
         The whole step is what was timed; input and optimizer are told apart where they were. What does not fall with
         the share is ``launch``. Raises ``NotMeasuredError``.
         """
-        rest = step_s = self.part_s("step")
+        rest = self.part_s("step")
         fixed = self._fixed_s("step")
         for term in (INPUT, OPTIMIZER):
             if self.workload.timed(self.step_kind, term):
@@ -113,11 +114,31 @@ class Estimate:
                 "what a device does for the others beside computing its share was not timed: profile for several"
             )
         if self.on_cpu:
-            self.beside = side_by_side(self.measurements, len(self.devices))
-            self.add(BESIDE, (self.beside - 1) * step_s)
-        own = self.workload, self.step_kind, self.samples, self.threads
-        spread = spread_of(*own, self.several)
-        self.add(WAITING, waiting_s(step_s * self.beside, spread, len(self.devices)))
+            measured = slowdowns(self.measurements, RANKS, len(self.devices))
+            bursts = 1.0 if measured else side_by_side(self.measurements, len(self.devices))
+            self.slow_down(measured.get(LARGE, bursts), measured.get(SMALL, bursts))
+        else:
+            self.slow_down(1.0, 1.0)
+
+    def slow_down(self, large: float, small: float, in_turns: Collection[str] = ()) -> None:
+        """Let devices take so many times as long beside each other: to start operations ``small``, for the rest
+        ``large``; set what that costs, and how long they wait for the slowest.
+
+        ``in_turns``: terms of what devices do one after the other, which nothing slows down.
+        """
+        own = {
+            term: seconds
+            for term, seconds in self.terms.items()
+            if term in (INPUT, OPTIMIZER, LAUNCH, COMPUTE) and term not in in_turns
+        }
+        launch = own.pop(LAUNCH, 0.0)
+        rest = math.fsum(own.values())
+        longer = (small - 1) * launch + (large - 1) * rest
+        self.terms.pop(BESIDE, None)
+        if longer > 0:
+            self.terms[BESIDE] = longer
+        deviation = spread_of(self.workload, self.step_kind, self.samples, self.threads, self.several)
+        self.terms[WAITING] = waiting_s(launch + rest + longer, deviation, len(self.devices))
 
     def _fixed_s(self, part: str) -> float:
         return fixed_s(self.workload, self.step_kind, self.threads, part, self.several)

@@ -1,10 +1,13 @@
 """What it costs that devices share a batch: sums of gradients, and what the level wants of them beside."""
 
 import math
+from collections.abc import Sequence
 
+from kway.cost.beside import LARGE, SMALL, slowdowns, thread_sum_s, turns_s
+from kway.cost.beside import THREADS as MEASURED
 from kway.cost.collectives import ALL_GATHER, ALL_REDUCE, ORDERED
 from kway.cost.curve import between, rising
-from kway.cost.estimate import COMPUTE, LAUNCH, Estimate
+from kway.cost.estimate import COMPUTE, INPUT, LAUNCH, Estimate
 from kway.cost.memory import gradients_at_peak
 from kway.cost.overlap import complete_at, cut, exposed_s, slowdown_of
 from kway.errors import NotMeasuredError
@@ -15,7 +18,7 @@ STATISTICS, BESIDE_GRADIENTS, THREADS = (
     "gather and scatter (threads)",
 )
 LAID_DOWN = "gradients for the other threads"
-TURNS = "turns of the interpreter (threads)"
+TURNS, INPUTS = "turns of the process (threads)", "input in turns (threads)"
 BITS = "bits"
 
 
@@ -46,10 +49,15 @@ def add_gradient_sums(estimate: Estimate, ranks: int, bucket_bytes: float, hides
         estimate.add(f"{within} ({each['what']})", seconds)
     talks = any(each["when"] != "step" for each in workload.collectives)
     name = ORDERED if ordered else ALL_REDUCE
-    reductions = [estimate.collective_s(name, ranks, bucket) for bucket in buckets]
+    is_hidden = hides and not talks and len(buckets) > 1
+    # Behind backward each follows computing; behind all of it only the first does.
+    reductions = [
+        estimate.collective_s(name, ranks, bucket, after_work=is_hidden or place == 0)
+        for place, bucket in enumerate(buckets)
+    ]
     # At level bits only the last of a device's shards can hide anything.
     backward = estimate.part_s("backward") / (-(-estimate.shards // ranks) if ordered else 1)
-    if hides and not talks and len(buckets) > 1:
+    if is_hidden:
         ready = complete_at(buckets, workload.layers, estimate.samples)
         slowdown = slowdown_of(estimate.measurements, max(buckets))
         estimate.add(name, exposed_s(list(zip(reductions, ready, strict=True)), backward, slowdown))
@@ -60,24 +68,58 @@ def add_gradient_sums(estimate: Estimate, ranks: int, bucket_bytes: float, hides
 def add_thread_sums(estimate: Estimate, replicas: int) -> None:
     """Add what replicas in the threads of one process cost each other, and the vectors that they lay down.
 
-    Sums go through memory (``kway.comm.threads``): a replica copies its gradients, adds up one of ``replicas``
-    slices of them all, and copies the others' slices: three copies of their bytes between the devices, as measured. Of
-    each other collective it reads what all have laid down, one copy of ``replicas`` times the bytes. Python runs in one
-    thread at a time (CPython's global interpreter lock): a step is no shorter than what all
-    replicas take to start their operations, one after the other. Raises ``NotMeasuredError``.
+    Sums go through memory (``kway.comm.threads``), as long as they were measured to take; where they were not, a
+    replica copies its gradients, adds up one of ``replicas`` slices of them all, and copies the others' slices: three
+    copies of the bytes between the devices, as measured. Of each other collective it reads what all
+    have laid down, one copy of ``replicas`` times the bytes.
+    Raises ``NotMeasuredError`` where neither was measured.
+
+    Input is read in turns, one replica after the other. On a CPU operations go on side by side, as much longer as
+    measured, which has in it that Python runs in one thread at a time (CPython's global interpreter lock), and a step
+    begins and ends with turns. Where that was not measured, and on GPUs, which go on while the process reads and starts
+    operations, a step is no shorter than what the process does one thing after the other: for all replicas, and turns.
     """
     if replicas < 2:
         return
     size = estimate.workload.parameters["gradient_bytes"]
-    passed = 3 * copied_s(estimate, size)
+    passed = _handed_s(estimate, replicas, size, [size] * 3)
     for each in estimate.workload.collectives:
-        passed += each["times"] * copied_s(estimate, replicas * each["bytes"])
+        every = replicas * each["bytes"]
+        laid = every if each["what"] == ALL_GATHER else each["bytes"]
+        passed += each["times"] * _handed_s(estimate, replicas, laid, [every])
     estimate.add(THREADS, passed)
-    starts, own = estimate.terms.get(LAUNCH, 0.0), estimate.terms.get(COMPUTE, 0.0)
-    estimate.add(TURNS, max(0.0, replicas * starts - (starts + own)))
+    reading, starts, own = (estimate.terms.get(term, 0.0) for term in (INPUT, LAUNCH, COMPUTE))
+    slower = slowdowns(estimate.measurements, MEASURED, replicas)
+    turns = turns_s(estimate.measurements, replicas) or 0.0
+    if estimate.on_cpu:
+        estimate.add(INPUTS, (replicas - 1) * reading)
+    else:
+        starts += reading
+    if estimate.on_cpu and slower:
+        estimate.slow_down(slower[LARGE], slower[SMALL], in_turns=[INPUT])
+        estimate.add(TURNS, turns)
+    else:
+        estimate.add(TURNS, max(0.0, replicas * starts + turns - (starts + own)))
     # Until all have read them, what a replica lays down for the others is a third one of its gradients.
     kept = estimate.memory.get("activations", 0.0)
     estimate.hold(LAID_DOWN, gradients_at_peak(size, kept, copies=2) - gradients_at_peak(size, kept))
+
+
+def _handed_s(estimate: Estimate, replicas: int, size: float, copies: Sequence[float]) -> float:
+    """Return the seconds of a sum of ``size`` bytes, or of ``copies`` of so many bytes where no sum was measured."""
+    measured = thread_sum_s(estimate.measurements, replicas, size) if estimate.on_cpu else None
+    if measured is not None:
+        return measured
+    try:
+        return sum(copied_s(estimate, each) for each in copies)
+    except NotMeasuredError:
+        if not estimate.on_cpu:
+            raise
+    raise NotMeasuredError(
+        f"the time of a sum over {replicas} threads",
+        "it was not measured here",
+        f"measure it: kway measure --only beside --devices cpu:{replicas} --refresh",
+    )
 
 
 def copied_s(estimate: Estimate, size: float) -> float:

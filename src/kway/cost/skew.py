@@ -29,23 +29,22 @@ def expected_maximum(ranks: int) -> float:
     return total * width / 3
 
 
-def waiting_s(seconds: float, spread: float, ranks: int) -> float:
-    """Return how much longer the slowest of ``ranks`` takes, of which each takes ``seconds`` with some ``spread``.
+def waiting_s(seconds: float, deviation: float, ranks: int) -> float:
+    """Return how much longer the slowest of ``ranks`` takes, of which each takes ``seconds``.
 
-    ``spread``: half the distance of the quartiles over the median, as timings have it. The steps of ranks are taken
-    as independent draws from a normal distribution: the expected largest of them is above the mean by
-    ``expected_maximum`` standard deviations. What slows all ranks at once is no waiting, and counts as if it were: the
-    spread of one device does not tell the two apart.
+    ``deviation``: of single steps, as a part of ``seconds``. The steps of ranks are taken as independent draws from
+    a normal distribution: the expected largest of them is above the mean by ``expected_maximum`` standard deviations.
     """
-    return seconds * (spread / QUARTILE) * expected_maximum(ranks)
+    return seconds * deviation * expected_maximum(ranks)
 
 
 def side_by_side(measurements: Measurements | None, ranks: int) -> float:
-    """Return how many times as long CPU ranks take beside each other as each alone with its part of the cores.
+    """Return how many times as long CPU ranks take beside each other as each alone, from bursts of products.
 
-    Memory, caches and clock are shared. Measured as 50 products of two matrices on each of two ranks, at once and alone
-    (``kway measure --only overlap``): at once over the longer one alone, the median over sizes; at least 1, since
-    nobody gets faster for company. 1 where that was not measured. More than two ranks have the factor of two.
+    For machines of which no sustained work was measured (``kway.cost.beside``). Memory, caches and clock are shared.
+    Measured as 50 products of two matrices on each of two ranks, at once and alone (``kway measure --only overlap``):
+    at once over the longer one alone, the median over sizes; at least 1, since nobody gets faster for company. 1 where
+    that was not measured. More than two ranks have the factor of two.
     """
     if ranks < 2 or measurements is None:
         return 1.0

@@ -13,7 +13,7 @@ from kway.records import Cluster
 ESTIMATED = "estimated"
 _LEFT = "it needs the machine itself"
 _MADE_BY = {"compute": compute, "copies": copies, "overlap": overlap, "collectives": collectives}
-_NOT = ("offload", "processes")
+_NOT = ("offload", "beside", "processes")
 # Threads of the CPU beside a GPU: as kway.devices.cpu gives them.
 _MOST_THREADS = 4
 

@@ -25,8 +25,12 @@ from kway.tuning.kept import job_facts
 from kway.units import seconds_text
 from kway.workload import Workload
 
-# The experiments that prices of several devices are made of.
-EXPERIMENTS = ("copies", "collectives", "overlap")
+# The experiments that prices of several devices are made of, by type of device. What threads of one CPU hand each other
+# is measured as they do it, and needs no copies.
+EXPERIMENTS = {
+    "cpu": ("collectives", "overlap", "beside"),
+    "cuda": ("copies", "collectives", "overlap", "beside"),
+}
 # Operations a second of a CPU core that few reach, and how many times as long as one GPU's step CPU ranks may take at
 # that rate: beyond, they win on no account, and to profile them would take minutes.
 CORE_FLOPS_S, FAR_BEHIND = 1e11, 3.0
@@ -95,11 +99,14 @@ def gather(
         else:
             found[kind] = given[kind] if kind in given else profiled(asked, kind, say, refresh, part)
     of: dict[str, Measurements] = {}
-    for kind in found:
+    for kind, workload in found.items():
         if asked.counts(kind)[-1] == 1:
             continue
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
-        of[kind] = measured(asked, kind, ranks, say, refresh, left) if measurements is None else measurements
+        only = needed(kind, workload, short=seconds is not None)
+        of[kind] = (
+            measured(asked, kind, ranks, say, refresh, left, only) if measurements is None else measurements
+        )
     return Known(found, of, unknown=unknown)
 
 
@@ -189,6 +196,17 @@ def _recalled(known: Mapping[str, Any], kinds: Sequence[str], seconds: float) ->
     return workload if set(kinds) <= tried else None
 
 
+def needed(device_type: str, workload: Workload, short: bool) -> tuple[str, ...]:
+    """Return the experiments that prices are made of. In a ``short`` look only those that this model needs.
+
+    What computing and communicating cost each other matters where gradients are sent beside backward: in one bucket
+    they are not, and what CPU ranks cost each other is measured apart from it.
+    """
+    every = EXPERIMENTS[device_type]
+    is_seen = short and device_type == "cpu" and len(workload.buckets) == 1
+    return tuple(name for name in every if name != "overlap" or not is_seen)
+
+
 def measured(
     asked: Asked,
     device_type: str,
@@ -196,8 +214,9 @@ def measured(
     say: Callable[[str], None],
     refresh: bool,
     seconds: float | None,
+    only: Sequence[str],
 ) -> Measurements:
-    """Return measurements of the devices of a type: remembered ones, or quick ones that are taken now.
+    """Return measurements of the devices of a type by ``only`` these experiments: remembered, or quick ones taken now.
 
     As ``kway measure`` takes them where nobody names devices, so that those are the ones that are remembered.
     """
@@ -206,7 +225,7 @@ def measured(
     devices = AUTO if not asked.cluster.gpus and named == f"cpu:{cores}" else named
     return measure(
         devices=devices,
-        only=EXPERIMENTS,
+        only=only,
         quick=True,
         refresh=refresh,
         ranks=ranks,

@@ -55,7 +55,7 @@ def task(
     Returns the reading of each part that this rank is in.
     """
     world = context.world
-    groups = _groups(world, todo)
+    groups = groups_of(world, todo)
     everyone = control(world, world.size)
     assert everyone is not None
     room = min(everyone.objects(_room(world)))
@@ -79,7 +79,7 @@ def task(
     return found
 
 
-def _groups(world: Any, todo: Sequence[Part]) -> dict[Part, tuple[Group | None, Group | None]]:
+def groups_of(world: Any, todo: Sequence[Part]) -> dict[Part, tuple[Group | None, Group | None]]:
     """Make the groups of all parts, each with the one over which its ranks keep in step. A collective of all ranks."""
     made: dict[Part, tuple[Group | None, Group | None]] = {}
     for part in todo:

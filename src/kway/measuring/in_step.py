@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from kway.comm.group import Group
 from kway.errors import line_of
+from kway.measuring.noted import Noted
 from kway.measuring.reference import reference
 from kway.measuring.timer import Candidate, Clock, Policy, Reading, Timer, Work
 from kway.measuring.work import Call
@@ -58,6 +59,36 @@ class InStep:
             self._group.barrier()
             level()
             return self.slowest(*_attempt(lambda: held[0](count)))
+
+        return run
+
+    def repeats(
+        self, make: Callable[[], Callable[[], tuple[float, ...]]], cost: Callable[..., float], noted: Noted
+    ) -> Work:
+        """Return work that ranks begin together, and that tells of each repeat more than how long it took.
+
+        ``make`` returns a call that does it once and returns numbers. ``cost`` makes one of the largest of each number
+        over the ranks, and ``noted`` gets its mean over the repeats, on every rank the same.
+        """
+        held: list[Callable[[], tuple[float, ...]]] = []
+
+        def run(count: int) -> float:
+            if not held:
+                _, error = _attempt(lambda: held.append(make()))
+                self.slowest(0.0, error)
+            told: list[tuple[float, ...]] = []
+
+            def repeat() -> float:
+                begun = time.perf_counter()
+                told.extend(held[0]() for _ in range(count))
+                return time.perf_counter() - begun
+
+            self._group.barrier()
+            seconds = self.slowest(*_attempt(repeat))
+            most = torch.tensor(told, dtype=torch.float64)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group.handle)
+            noted.note(count, [cost(*row) for row in most.tolist()])
+            return seconds
 
         return run
 

@@ -159,7 +159,9 @@ class Profiler:
         """Time the steps of one seat. Raises ``RefusedError`` where they run otherwise than as ``kind``."""
         with self._opened() as (opened, before):
             sitting = self._open(seat, kind, opened)
-            found = self._timed([sitting], seconds, parts=False, recorded=KINDS[kind].records)
+            records = KINDS[kind].records
+            # What is recorded is one piece.
+            found = self._timed([sitting], seconds, parts=not records, recorded=records)
             if sitting.engine.ran != kind:
                 notices = "; ".join(sitting.engine.notices)
                 raise RefusedError(f"its steps ran {sitting.engine.ran}", notices)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import torch
@@ -36,9 +36,10 @@ WINDOW, LEAST_S = 10, 0.05
 
 @dataclass
 class Reading:
-    """Seconds a step by window: of whole steps, and of their parts by name; ``notes`` of how they were taken."""
+    """Seconds a step by window: of whole steps, and of their parts by name. ``single``: of each step of a window."""
 
     step: list[float] = field(default_factory=list)
+    single: list[list[float]] = field(default_factory=list)
     parts: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -79,8 +80,11 @@ class Sitting:
             self._shares[samples] = self._read(samples)
         return next(self._shares[samples])
 
-    def take(self, samples: int, steps: int = 1) -> float:
-        """Take steps over shares of ``samples``; return the seconds that the host waited for them."""
+    def take(self, samples: int, steps: int = 1, marks: list[Any] | None = None) -> float:
+        """Take steps over shares of ``samples``; return the seconds that the host waited for them.
+
+        ``marks`` gets a point in time after each step.
+        """
         waited, tally = 0.0, self.engine.tally([*self._job.metrics])
         for _ in range(steps):
             begun = time.perf_counter()
@@ -88,6 +92,8 @@ class Sitting:
             waited += time.perf_counter() - begun
             self.engine.step(share, self.step, tally)
             self.step += 1
+            if marks is not None:
+                marks.append(self.marks.now())
         return waited
 
     def window(self, samples: int, steps: int, reading: Reading, parts: bool) -> None:
@@ -96,8 +102,10 @@ class Sitting:
         # What another sitting left in the caches is no part of this one.
         self.take(samples)
         begun = self.marks.wait()
-        self.take(samples, steps)
+        ends = [self.marks.now()]
+        self.take(samples, steps, ends)
         reading.step.append((self.marks.wait() - begun) / steps)
+        reading.single.append([self.marks.between(*pair) for pair in pairwise(ends)])
         if not parts:
             return
         self.phases.around = self._timer.around

@@ -7,6 +7,7 @@ from typing import Any
 
 from kway.errors import OutOfMemoryError, line_of
 from kway.profiling.fitted import line_through
+from kway.profiling.scatter import scatter
 from kway.profiling.sitting import WINDOW, Reading, Sitting
 
 # Rounds in which each share has a window; steps before the first one, in which happens what happens once.
@@ -85,6 +86,7 @@ def timings(step_kind: str, found: Sequence[tuple[Spot, Reading]]) -> list[dict[
                     "part": part,
                     "seconds": middle,
                     "spread": _spread(seconds, middle),
+                    "step_spread": scatter(reading.single) if part == "step" else None,
                 }
             )
     return rows
