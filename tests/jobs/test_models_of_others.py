@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from tests.planning.machine import measurements
 
 import kway
@@ -29,13 +28,11 @@ def test_a_model_of_others_is_profiled_planned_trained_and_proved(name, ranks, m
     assert set(steps) == {"single", "data=2"}
     assert all(seconds > 0 for seconds in steps.values())
 
-    runs = [kway.train(job, devices=f"cpu:{k}", epochs=1, ranks=ranks) for k in (1, 2)]
-    losses = [run.record.epochs[0]["train_loss"] for run in runs]
-    # Dropout draws as on one device: the loss of one epoch agrees but for rounding.
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    weights = [dict(run.model.named_parameters()) for run in runs]
-    for key, value in weights[0].items():
-        torch.testing.assert_close(weights[1][key], value, rtol=1e-3, atol=1e-5, msg=key)
+    hashes = {
+        kway.train(job, devices=f"cpu:{k}", exactness="bits", epochs=1, ranks=ranks).record.weights_sha256
+        for k in (1, 2)
+    }
+    assert len(hashes) == 1
 
     proof = kway.prove(job, devices="1,2", ranks=ranks)
     assert proof.verdict == "pass", str(proof)
