@@ -8,7 +8,8 @@ import pytest
 
 from kway.errors import KwayError, UsageError
 from kway.launch.address import reserved_port
-from kway.launch.torchrun import from_environment, join
+from kway.launch.joining import join
+from kway.launch.torchrun import from_environment
 from kway.world import World
 
 MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -115,7 +116,7 @@ def test_an_address_where_nobody_is_fails_in_time_and_is_named(ranks):
 def test_a_rank_without_rank_0_says_so_in_one_line():
     """Torch's own client prints its stack in such a case."""
     code = (
-        "from datetime import timedelta; from kway.launch.torchrun import join; from kway.world import World; "
+        "from datetime import timedelta; from kway.launch.joining import join; from kway.world import World; "
         "from kway.errors import KwayError\n"
         "try: join(World(rank=1, size=2), timedelta(seconds=0.5))\nexcept KwayError as e: print(e)"
     )
@@ -154,7 +155,8 @@ def test_a_network_interface_that_is_not_there_is_named(monkeypatch):
 SCRIPT = """
 import sys
 import torch, torch.distributed as dist
-from kway.launch.torchrun import from_environment, join
+from kway.launch.joining import join
+from kway.launch.torchrun import from_environment
 
 world = from_environment()
 join(world)

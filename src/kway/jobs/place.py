@@ -16,9 +16,10 @@ from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
 from kway.errors import KwayError, UsageError
 from kway.launch import local
+from kway.launch.joining import join
 from kway.launch.own_watch import watching
 from kway.launch.status import Status
-from kway.launch.torchrun import from_environment, join
+from kway.launch.torchrun import from_environment
 from kway.records import Cluster, Plan
 from kway.step.kinds import DEFAULT_KIND, check_kind
 from kway.step.seeds import preserved

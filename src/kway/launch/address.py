@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from kway.errors import UsageError
+from kway.launch import mpi
 
 LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.1
@@ -25,6 +26,7 @@ _OTHERS = (
     "ROLE_NAME",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "KWAY_INIT_METHOD",
 )
 
 
@@ -75,9 +77,8 @@ def check_interface(environ: Mapping[str, str], backend: str) -> None:
             )
 
 
-def check_name(environ: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` where the name in ``MASTER_ADDR`` is none that this machine knows."""
-    name = environ.get("MASTER_ADDR", "")
+def check_name(name: str, shown: str) -> None:
+    """Raise ``UsageError`` where ``name`` is none that this machine knows. ``shown``: as it was given."""
     try:
         socket.getaddrinfo(name, None)
     except (socket.gaierror, UnicodeError) as error:
@@ -85,7 +86,7 @@ def check_name(environ: Mapping[str, str]) -> None:
         if getattr(error, "errno", None) != socket.EAI_AGAIN:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(
-                f"MASTER_ADDR={name!r} cannot be resolved ({reason})",
+                f"{shown} cannot be resolved ({reason})",
                 "it is where rank 0 runs",
                 "name that machine by its address, or by a name that all ranks can look up",
             ) from None
@@ -130,7 +131,7 @@ def environment(
     made = {
         name: value
         for name, value in inherited.items()
-        if name not in _OTHERS and not name.startswith("TORCHELASTIC_")
+        if name not in _OTHERS and not name.startswith(("TORCHELASTIC_", *mpi.PREFIXES))
     }
     # The store and the back ends look up this machine's own name unless told which interface to use.
     loopback = loopback_interface()
