@@ -115,6 +115,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "timeline.json.gz for ui.perfetto.dev, and a table of compute, communication, input wait and idle time",
     )
     options.stall(parser)
+    options.init_method(parser)
     options.output(parser, "records, curves, logs and weights")
 
 
@@ -205,6 +206,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.units import counted
 
     _check(args)
+    options.meet(args)
     fixed = _batch(args)
     if args.ema is not None:
         fixed["ema"] = args.ema

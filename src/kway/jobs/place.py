@@ -231,7 +231,10 @@ def place(
         )
     if joined is not None:
         join(joined, patient=patient)
-    return Place(plan, rank_threads(chosen), joined, tuple(device_warnings(chosen, cluster)))
+    # Of joined ranks those of this machine count, which a launcher may have bound to cores of their own.
+    here = chosen if joined is None else chosen[: joined.local_size]
+    lines = device_warnings(here, cluster, 0 if joined is None else joined.cores)
+    return Place(plan, rank_threads(chosen), joined, tuple(lines))
 
 
 def rank_threads(device_set: list[str]) -> int:

@@ -1,8 +1,10 @@
 """Where ranks of one machine meet, and what their environment says: loopback, a port that is held, no DNS."""
 
 import contextlib
+import fcntl
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +14,8 @@ from kway.launch import mpi
 
 LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.1
+# Of Linux's sockios.h: asks for the address of an interface.
+_SIOCGIFADDR = 0x8915
 
 # What another launcher left in the environment describes its ranks, not ours.
 _OTHERS = (
@@ -43,21 +47,49 @@ def listening_socket() -> socket.socket:
 
 
 @contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-    """Hold a port of the loopback interface for a rank of another process, which may listen on it meanwhile.
+def reserved_port(host: str = LOOPBACK, port: int = 0) -> Iterator[int]:
+    """Hold a port of this machine for a rank of another process, which may listen on it meanwhile; 0 takes a free one.
 
     Bound but not listening, with the address marked as reusable: the system gives the port to nobody who does
-    not ask for it by number, as rank 0 does.
+    not ask for it by number, as rank 0 does. Raises ``UsageError`` where ``host``:``port`` cannot be had here.
     """
-    with socket.socket() as holder:
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        holder = socket.socket(family)
+    except (OSError, UnicodeError) as error:
+        raise _not_here(host, port, error) from None
+    with holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((LOOPBACK, 0))
+        try:
+            holder.bind(place)
+        except OSError as error:
+            raise _not_here(host, port, error) from None
         yield holder.getsockname()[1]
+
+
+def _not_here(host: str, port: int, error: Exception) -> UsageError:
+    reason = (getattr(error, "strerror", None) or str(error)).lower()
+    return UsageError(
+        f"ranks of this machine cannot meet at {host}:{port} ({reason})",
+        "it must be an address of this machine, and a port that nobody uses",
+        f"name {LOOPBACK} and another port",
+    )
 
 
 def loopback_interface() -> str | None:
     """Name the network interface of this machine that reaches only itself."""
     return next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
+
+
+def addresses_of_interfaces() -> list[str]:
+    """Return the IPv4 address of each network interface that has one, as Linux tells it; nothing elsewhere."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        for _, name in socket.if_nameindex() if sys.platform == "linux" else []:
+            with contextlib.suppress(OSError):
+                told = fcntl.ioctl(asks, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                found.append(socket.inet_ntoa(told[20:24]))
+    return found
 
 
 def check_interface(environ: Mapping[str, str], backend: str) -> None:
@@ -160,14 +192,14 @@ def _visible(devices: Sequence[str], visible: str | None) -> str:
     return ",".join(names[int(index)] for index in indices)
 
 
-def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
+def rank_variables(rank: int, size: int, port: int, host: str = LOOPBACK) -> dict[str, str]:
     """Make the variables by which a rank, and any library in it, finds its place."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": LOOPBACK,
+        "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
     }
 

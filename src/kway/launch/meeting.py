@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kway.errors import KwayError, UsageError
-from kway.launch.address import LOOPBACK, wait_for_listener
+from kway.launch.address import LOOPBACK, addresses_of_interfaces, wait_for_listener
 from kway.launch.init_method import SIGN, InitMethod, check_file
 from kway.units import counted
 from kway.world import World
@@ -228,4 +228,6 @@ def _own_addresses(method: InitMethod) -> list[str]:
     with suppress(OSError):
         for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM):
             found[str(entry[4][0])] = None
+    # Clusters have networks that no route leads out of, and names that stand for loopback.
+    found.update(dict.fromkeys(addresses_of_interfaces()))
     return [*(address for address in found if not address.startswith("127.")), name]

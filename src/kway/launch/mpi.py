@@ -81,20 +81,18 @@ def launcher(environ: Mapping[str, str], pid: int | None = None) -> int:
         pid = parent
 
 
-def cores_of_rank(environ: Mapping[str, str], local_size: int) -> int:
-    """Return how many logical processors one of ``local_size`` ranks may keep busy, at least 1.
+def bound_within(environ: Mapping[str, str]) -> int:
+    """Return how many logical processors the ranks of this machine share, where this one is bound to a part; else 0.
 
-    Open MPI binds a rank to a core, or to a socket, by itself. What a rank may use is then its own, or that of
-    several: its part of what the launcher may use is right in either case.
+    Open MPI binds each rank, to a core or to a socket that several share, by itself; its own process is not bound.
     """
     if not hasattr(os, "sched_getaffinity"):
-        return max(1, (os.cpu_count() or 1) // local_size)
-    own = len(os.sched_getaffinity(0))
+        return 0
     try:
         whole = len(os.sched_getaffinity(launcher(environ)))
     except OSError:
-        whole = own
-    return max(1, min(own, max(own, whole) // local_size))
+        return 0
+    return whole if whole > len(os.sched_getaffinity(0)) else 0
 
 
 def _has(pid: int, variables: Mapping[str, bytes]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kway.errors import UsageError
 from kway.launch import mpi
-from kway.launch.init_method import ENV, LAST_PORT, VARIABLE, InitMethod, chosen
+from kway.launch.init_method import ENV, LAST_PORT, VARIABLE, InitMethod, chosen, parse
 from kway.world import World
 
 _ADVICE = "start the ranks with torchrun or kway launch, or unset RANK and WORLD_SIZE"
@@ -63,6 +63,7 @@ def from_environment(
     local_rank, local_size = _local_place(said, rank, size)
     if size > 1 and not group:
         meeting_point(environ, size, local_size)
+    cores = mpi.bound_within(environ) if by_mpi and by_mpi is not group else 0
     return World(
         rank=rank,
         size=size,
@@ -70,9 +71,26 @@ def from_environment(
         local_size=local_size,
         device=_device(environ, device, local_rank, local_size),
         backend="nccl" if device == "cuda" else "gloo",
-        threads=threads or _threads(environ, local_size, "LOCAL_WORLD_SIZE" in by_mpi),
+        threads=threads or _threads(environ, local_size, cores),
         origin="env",
+        cores=cores,
     )
+
+
+def meet_at(url: str, named: str) -> None:
+    """Have this process meet the other ranks at ``url``, as ``KWAY_INIT_METHOD`` does. ``named``: where it was given.
+
+    Raises ``UsageError`` for a URL that cannot be right, and in a process that is no rank of several.
+    """
+    method = parse(url, named)
+    world = from_environment({**os.environ, VARIABLE: str(method)})
+    if world is None or world.size == 1:
+        raise UsageError(
+            f"{named} {url} in a process that is alone",
+            "it is where ranks of another launcher meet",
+            "start them with mpirun, or set RANK and WORLD_SIZE; or leave it out: kway's own ranks need none",
+        )
+    os.environ[VARIABLE] = str(method)
 
 
 def _is_said(environ: Mapping[str, str]) -> bool:
@@ -159,11 +177,9 @@ def _device(environ: Mapping[str, str], kind: str, local_rank: int, local_size: 
     return f"cuda:{local_rank}"
 
 
-def _threads(environ: Mapping[str, str], local_size: int, by_mpi: bool) -> int:
+def _threads(environ: Mapping[str, str], local_size: int, cores: int) -> int:
     given = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if given.isdigit() and int(given) > 0:
         return int(given)
-    if by_mpi:
-        return mpi.cores_of_rank(environ, local_size)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // local_size)
+    return max(1, min(usable, (cores or usable) // local_size))
