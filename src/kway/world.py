@@ -14,8 +14,8 @@ class World:
     ``nccl``), ``threads`` the number of intra-op CPU threads of this rank. ``origin`` says who made the rank:
     ``alone`` (the user's own process, no process group), ``local`` (kway started it), ``env`` (another
     launcher, through ``RANK`` and ``WORLD_SIZE`` or the variables of MPI, or the script itself with a process group) or
-    ``threads`` (a thread of the user's own process: ``groups`` makes the group of all ranks then). ``cores``: how many
-    logical processors the ranks of this machine share, where a launcher has bound each to a part of them (0: it has not).
+    ``threads`` (a thread of the user's own process: ``groups`` makes the group of all ranks then). ``cores``: how
+    many logical processors the ranks of this machine share, where a launcher has bound each to a part (0: it has not).
     """
 
     rank: int = 0

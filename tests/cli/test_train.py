@@ -1,6 +1,7 @@
 """``kway train`` from its flags to its files, in this process."""
 
 import json
+import os
 import re
 import shlex
 
@@ -185,3 +186,16 @@ def test_timeline(here, capfd):
     assert main([*LINE, "--epochs", "5", "--timeline", "--out", "other"]) == 2
     assert "timeline=5 in a run of 10 steps" in capfd.readouterr().err
     assert not (here / "other").exists()
+
+
+def test_where_ranks_meet_is_for_ranks(tmp_path, capsys, monkeypatch):
+    """A process that is alone would take no notice; what cannot be right is said first."""
+    words = ["train", "lenet", "--out", str(tmp_path / "run"), "--init-method"]
+    assert main([*words, "tcp://127.0.0.1:29500"]) == 2
+    assert "tcp://127.0.0.1:29500 in a process that is alone" in capsys.readouterr().err
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert main([*words, "file://x"]) == 2
+    assert "--init-method 'file://x'" in capsys.readouterr().err
+    assert "KWAY_INIT_METHOD" not in os.environ
+    assert not (tmp_path / "run").exists()
