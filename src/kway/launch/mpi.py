@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kway.errors import UsageError
+from kway.launch.temporary import check_temporary
 
 # What each says of rank, size, local rank and local size; the last two may be missing.
 _OPEN_MPI = (
@@ -58,8 +59,9 @@ def meeting_file(environ: Mapping[str, str]) -> Path:
     """Name the file by which the ranks of one ``mpirun`` on this machine find each other.
 
     Named after the process that started them, and the moment of its own start: no other job has that name, also
-    where an earlier one left its file.
+    where an earlier one left its file. Raises ``UsageError`` where there is no folder for temporary files.
     """
+    check_temporary()
     pid = launcher(environ)
     user = os.getuid() if hasattr(os, "getuid") else 0
     return Path(tempfile.gettempdir()) / f"kway-{user}-{pid}-{_started(pid)}.meet"
