@@ -3,11 +3,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check bench clean
+.PHONY: help setup demo examples test test-gpu check bench clean
 
 help:
 	@echo "make setup     virtual environment in .venv, packages as pinned in constraints.txt"
 	@echo "make demo      train LeNet on two devices and prove that the result is that of one"
+	@echo "make examples  each script and notebook of examples/, kway beside the version by hand; no GPU is needed"
 	@echo "make test      all tests that need no GPU"
 	@echo "make test-gpu  the tests that need a GPU"
 	@echo "make check     style, types, import directions"
@@ -22,6 +23,18 @@ setup: $(READY)
 
 demo: $(READY)
 	@$(BIN)/python scripts/demo.py
+
+examples: $(READY)
+	$(BIN)/python examples/one_device.py
+	$(BIN)/python examples/data_parallel.py
+	$(BIN)/python examples/all_reduce.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 examples/ddp_launcher.py
+	$(BIN)/python examples/ddp_spawn.py
+	$(BIN)/python examples/cpu_gpu.py
+	$(BIN)/python examples/overlap.py
+	$(BIN)/python examples/process_pool.py
+	$(BIN)/python examples/fashion_mnist.py --data synthetic --model lenet --devices cpu:2 --lr 0.05 --epochs 3
+	$(BIN)/python scripts/notebook.py examples/first_run.ipynb
 
 test: $(READY)
 	@$(BIN)/python -m compileall -q src

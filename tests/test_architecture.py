@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 # Lower rooms first. Rooms in one entry do not import each other, except on the ground floor.
 GROUND = ("errors", "flat", "units", "records", "registry", "world", "job", "worker_deaths", "by_value",
-          "paths", "measurements", "workload", "planned")  # fmt: skip
+          "paths", "measurements", "workload", "planned", "backends")  # fmt: skip
 LAYERS = (
     GROUND,
-    ("devices", "launch", "comm", "data", "checkpoints", "report", "zoo", "cost"),
+    ("devices", "launch", "comm", "data", "checkpoints", "report", "trackers", "zoo", "cost"),
     ("step",),
     ("strategies", "measuring"),
     ("training", "planning", "elsewhere"),
@@ -28,7 +28,7 @@ LAYERS = (
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 REFERENCE_MUST_NOT_IMPORT = {"training", "comm", "strategies"}
-WITHOUT_TORCH = {"", "__main__", "devices", "report", "cost", "cli", *GROUND}
+WITHOUT_TORCH = {"", "__main__", "devices", "report", "trackers", "cost", "cli", *GROUND}
 RANK_VARIABLES = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR",
     "MASTER_PORT", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "PMI_RANK",

@@ -30,7 +30,7 @@ def workload(
     fields: dict[str, Any] = {
         "model": "example",
         "device": "cpu",
-        "device_name": "CPU",
+        "device_name": "simulated CPU",
         "machine": {},
         "versions": {"torch": "2.11"},
         "precision": "fp32",
@@ -40,6 +40,7 @@ def workload(
         "samples": 10_000,
         "sample_bytes": 3_144,
         "flop_per_sample": 6_000.0,
+        "optimizer": "SGD",
         "parameters": {
             "count": 1_000,
             "bytes": 4_000,
@@ -56,7 +57,13 @@ def workload(
             "workspace_bytes": 0,
             "checkpointed_activation_bytes_per_sample": 800.0,
             "peak": [
-                {"step_kind": step_kind, "samples": share, "bytes": 12_080 + 500 + 2_000 * share}
+                {
+                    "step_kind": step_kind,
+                    "devices": devices,
+                    "samples": share,
+                    # Gradients come as activations go; those of several lie in vectors of their own as well.
+                    "bytes": 8_080 + 500 + 2_000 * share + 4_000 * (devices > 1),
+                }
                 for share in shares
             ],
         },

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kway import trackers as trackers
     from kway.errors import (
         DataError,
         ItemError,
@@ -64,6 +65,9 @@ _HOMES = {
     "tune": "jobs.tuning",
 }
 
+# A package that is a public name itself: its functions go by the names of what they track with.
+_PACKAGES = ("trackers",)
+
 # ``map`` is not among them: ``from kway import *`` would take Python's own away.
 __all__ = [
     "DataError",
@@ -97,6 +101,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name from where it lives."""
+    if name in _PACKAGES:
+        return import_module(f"kway.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'kway' has no attribute {name!r}")
     return getattr(import_module(f"kway.{_HOMES[name]}"), name)
@@ -104,4 +110,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return [*sorted(_HOMES), "__version__"]
+    return [*sorted([*_HOMES, *_PACKAGES]), "__version__"]

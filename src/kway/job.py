@@ -27,6 +27,7 @@ TAKEN_NAMES = frozenset(
         "epoch",
         "step",
         "steps",
+        "global_step",
         "samples",
         "validation_loss",
         "seconds",

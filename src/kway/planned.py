@@ -1,6 +1,7 @@
 """The record of every layout that was priced for a job, ranked, with what speaks for and against each: plan.json."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -26,8 +27,10 @@ class Planned(Record):
     where ``batch_size`` is that of one device. ``serial_fraction``: of a step on one device, what does not get
     shorter with fewer samples; ``amdahl_bound``: the speed-up that this allows at most, ``None``: any. ``history``:
     ``checks`` that were made here before, and ``mean_error`` of them. ``check``: of a check ``mean_error``,
-    ``right_order`` and ``pairs`` (those more than a tenth apart). ``workloads`` and ``measurements``: what it rests
-    on, with dates. ``estimate_only``: the machine is not here. Raises ``UsageError`` for what is not of this form.
+    ``right_order`` and ``pairs`` (those more than a tenth apart). ``too_close``: the ``part`` by which candidates may
+    differ and not be told apart, and the ``checks`` of these candidates and their ``mean_error`` that it comes from.
+    ``workloads`` and ``measurements``: what it rests on, with dates. ``estimate_only``: the machine is not here. Raises
+    ``UsageError`` for what is not of this form.
     """
 
     kind: ClassVar[str] = "plan"
@@ -52,6 +55,7 @@ class Planned(Record):
     shards: int = 8
     estimate_only: bool = False
     check: dict[str, Any] | None = None
+    too_close: dict[str, Any] = field(default_factory=lambda: {"part": 0.03, "checks": 0, "mean_error": None})
     notices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -113,6 +117,19 @@ def device_type(device: str) -> str:
 def type_of(row: dict[str, Any]) -> str:
     """Return the type of a candidate's devices."""
     return device_type(row["device_set"][0])
+
+
+def one_device(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the one device that a candidate is compared with: in speed-ups, sentences, pictures and break-evens.
+
+    ``rows``: all candidates, ranked. It is of the same type of device, and fits; of the same step kind where there is
+    such a one, else the fastest. ``None``: nothing on one device can run.
+    """
+    alike = [
+        other for other in rows if other["devices"] == 1 and other["fits"] and type_of(other) == type_of(row)
+    ]
+    same = [other for other in alike if other["step_kind"] == row["step_kind"]]
+    return next(iter(same or alike), None)
 
 
 def titled(row: dict[str, Any]) -> str:

@@ -107,11 +107,15 @@ class Cluster(Record):
     ``cpu``: ``model``, ``cores`` (physical, whole machine), ``usable`` (logical processors that this process
     may run on), ``memory_total``, ``memory_available``. ``gpus``: a list in torch's order of ``index`` (as
     torch counts), ``physical`` (as the driver counts), ``name``, ``uuid``, ``memory_total``,
-    ``memory_free``, ``compute_capability``. ``hidden``: GPUs of the driver that the environment hides.
-    ``links``: pairs ``a``, ``b`` (torch indices), ``peer`` (direct access) and ``over``. ``backends``: for
-    ``cpu`` and ``cuda`` the ``name`` of the collective back end and ``why``. ``torch``: ``version``,
-    ``cuda`` and what a cache holds of facts that only torch knows. ``driver``: version, or ``None``.
-    ``warnings``: lines for the user.
+    ``memory_free``, ``compute_capability``, ``bus``, ``numa_node``. ``hidden``: GPUs of the driver that the
+    environment hides. ``links``: pairs ``a``, ``b`` (torch indices), ``peer`` (direct access) and ``over``.
+    ``backends``: for ``cpu`` and ``cuda`` the ``name`` of the collective back end, ``why``, ``over`` (what connects
+    them on this machine), ``rule`` (the row of ``kway.backends`` that applied), ``between_machines`` (the row there).
+    ``torch``: ``version``, ``cuda`` and what a cache holds of facts that only torch knows. ``driver``: version, or
+    ``None``; ``driver_cuda``: the newest CUDA that it runs. ``warnings``: lines for the user. ``numa``,
+    ``infiniband``, ``interfaces``, ``mps``: see ``numa``, ``networks`` and ``mps`` in ``kway.devices``.
+    ``attributes``: by device, where asked for (``attributes`` there). ``checks``: of the installation, where asked
+    for (``doctor`` there).
     """
 
     kind: ClassVar[str] = "cluster"
@@ -124,6 +128,13 @@ class Cluster(Record):
     torch: dict[str, Any]
     driver: str | None
     warnings: list[str]
+    driver_cuda: str | None = None
+    numa: list[dict[str, Any]] = field(default_factory=list)
+    infiniband: list[dict[str, Any]] = field(default_factory=list)
+    interfaces: list[dict[str, Any]] = field(default_factory=list)
+    mps: dict[str, Any] | None = None
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    checks: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -179,7 +190,9 @@ class Training(Record):
     ``tuned``: ``how`` it was chosen (``Tuning``), ``why``, ``seconds``, ``made``, ``choice``; ``None`` where the run
     was not to be tuned. ``processes``: how many the ranks were; one where they were threads of it, ``None`` in records
     of before. ``timeline``: of the ``steps`` (their numbers, from 1) that were recorded, by rank, in seconds a step
-    (docs/guide/timeline.md); ``None`` where none were.
+    (docs/guide/timeline.md); ``None`` where none were. ``lr_scale``: how the learning rate of one device's batch was
+    scaled: ``rule``, for ``devices`` of ``batch_size_per_device`` samples, the ``factor`` and after how many
+    ``warmup_steps`` it is reached; ``None`` where it was not.
     """
 
     kind: ClassVar[str] = "train"
@@ -219,6 +232,7 @@ class Training(Record):
     tuned: dict[str, Any] | None = None
     processes: int | None = None
     timeline: dict[str, Any] | None = None
+    lr_scale: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,16 @@ class Workload(Record):
 
     ``batch_size``: the job's, global. ``samples``: of an epoch, or ``None``. ``sample_bytes``: input and target of a
     sample as they travel. ``flop_per_sample``: forward and backward, or ``None`` where they could not be counted.
-    ``level``: the exactness. ``made``: date. ``machine``: as in ``Training``.
+    ``optimizer``: its class and the options that are switched on. ``level``: the exactness. ``made``: date.
+    ``machine``: as in ``Training``.
 
     ``parameters``: ``count``, ``bytes``, ``trainable_count``, ``gradient_bytes``, ``optimizer_bytes`` (state after a
     real step), ``buffer_bytes``, ``tied`` (names of parameters that are another one under a second name), each tensor
     counted once. ``gradients``: elements by type of the numbers that devices add up. ``memory``: what stays for
     backward, ``activation_bytes_per_sample`` and ``activation_fixed_bytes``, with checkpointing
     ``checkpointed_activation_bytes_per_sample`` (or ``None``), ``workspace_bytes`` (most that a step takes beside), and
-    ``peak``: ``step_kind``, ``samples``, ``bytes`` of a whole step.
+    ``peak``: ``step_kind``, ``devices`` (as one of so many, with its gradients in flat vectors where they are several),
+    ``samples``, ``bytes`` of a whole step.
 
     ``timings``: one each with ``step_kind``, ``threads`` (of the host), ``devices`` (of so many it does what one does,
     but for what goes between them), ``samples`` (of the share), ``part`` (of ``PARTS``), ``seconds`` (the median) and
@@ -45,6 +47,7 @@ class Workload(Record):
     """
 
     kind: ClassVar[str] = "workload"
+    version: ClassVar[int] = 2
 
     model: str
     device: str
@@ -58,6 +61,7 @@ class Workload(Record):
     samples: int | None
     sample_bytes: int
     flop_per_sample: float | None
+    optimizer: str
     parameters: dict[str, Any]
     gradients: dict[str, int]
     memory: dict[str, Any]
@@ -132,11 +136,11 @@ _MEMORY: _Form = {
     "activation_bytes_per_sample": _NUMBER, "activation_fixed_bytes": _NUMBER, "workspace_bytes": _NUMBER,
     "checkpointed_activation_bytes_per_sample": _NUMBER | None, "peak": list,
 }  # fmt: skip
-_PEAK: _Form = {"step_kind": str, "samples": int, "bytes": int}
+_PEAK: _Form = {"step_kind": str, "devices": int, "samples": int, "bytes": int}
 _LINE: _Form = {"fixed_s": _NUMBER, "per_sample_s": _NUMBER}
 _OWN: _Form = {
     "batch_size": int, "samples": int | None, "sample_bytes": int, "flop_per_sample": _NUMBER | None,
-    "seconds": _NUMBER,
+    "seconds": _NUMBER, "optimizer": str,
 }  # fmt: skip
 _CHOICES = {"part": PARTS, "bound": BOUNDS, "when": WHEN, "what": COLLECTIVES}
 _AT_LEAST_ONE = ("samples", "threads", "devices", "batch_size", "times")

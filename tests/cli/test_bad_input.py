@@ -242,6 +242,8 @@ def test_a_failing_factory_shows_its_traceback(here, capsys):
         ("train mlp --patience 2", "--early-stop validation_loss"),
         ("train mlp --resume --resume-from x --out y", "--resume-from for another"),
         ("train mlp --batch-size 8 --batch-size-per-device 8", "leave one out"),
+        ("train mlp --lr-scale linear", "--batch-size-per-device)"),
+        ("train mlp --batch-size-per-device 8 --lr-warmup 2", "a schedule that warms up"),
         ("train mlp --lr nan", "leave it out"),
         ("train mlp --init nothing", "weights.safetensors"),
         ("train mlp --init a-file", "name one, or the folder of a run"),

@@ -29,7 +29,8 @@ job = kway.Job(
 def words(monkeypatch, tmp_path):
     """A job of the user's, a machine of two cores, and what plans rest on, as files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("kway.jobs.planning.discover", lambda: simulated(cores=2))
+    for place in ("asked", "elsewhere"):
+        monkeypatch.setattr(f"kway.jobs.{place}.discover", lambda: simulated(cores=2))
     monkeypatch.setattr(checking, "RUN_S", 0.0)
     monkeypatch.setattr(checking, "LEAST_WINDOWS", 1)
     monkeypatch.chdir(tmp_path)

@@ -188,6 +188,20 @@ def test_timeline(here, capfd):
     assert not (here / "other").exists()
 
 
+def test_a_batch_by_device_says_what_scaling_would_be_and_does_it_when_asked(tmp_path, capsys, forks):
+    line = ["train", "mlp", "--devices", "cpu:2", "--batch-size-per-device", "8", "--steps", "3", "--no-tune"]
+    assert main([*line, "--out", str(tmp_path / "plain")]) == 0
+    assert "would be 0.2 (linear) and 0.1414 (sqrt)" in capsys.readouterr().out
+    more = ["--lr-scale", "sqrt", "--lr-warmup", "2steps"]
+    assert main([*line, *more, "--out", str(tmp_path / "scaled")]) == 0
+    assert (
+        "sqrt scaling makes the learning rate 0.1414, after a warm-up of 2 steps" in capsys.readouterr().out
+    )
+    scale = json.loads((tmp_path / "scaled/train.json").read_text())["lr_scale"]
+    assert (scale["rule"], scale["devices"], scale["warmup_steps"]) == ("sqrt", 2, 2)
+    assert json.loads((tmp_path / "plain/train.json").read_text())["lr_scale"] is None
+
+
 def test_where_ranks_meet_is_for_ranks(tmp_path, capsys, monkeypatch):
     """A process that is alone would take no notice; what cannot be right is said first."""
     words = ["train", "lenet", "--out", str(tmp_path / "run"), "--init-method"]

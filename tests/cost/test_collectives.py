@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.measured import bandwidth, measurements, timed
 
 import kway
-from kway.cost.collectives import backend_of, collective_s, measured_ranks
+from kway.cost.collectives import collective_s, measured_ranks
 
 LINE = {1_000: 2e-3, 100_000: 4e-3, 10_000_000: 40e-3}
 KNOWN = measurements(*timed(LINE), bandwidth(1e9), *timed({1_000: 7e-3}, ranks=3))
@@ -60,8 +60,3 @@ def test_what_was_not_measured_is_an_error_that_says_what_to_measure(known):
 def test_numbers_of_ranks_are_those_that_were_measured():
     assert measured_ranks(KNOWN, "gloo") == [2, 3]
     assert measured_ranks(None, "gloo") == []
-
-
-def test_gpus_talk_through_nccl_and_everything_else_through_gloo():
-    assert backend_of(["cuda:0", "cuda:1"]) == "nccl"
-    assert backend_of(["cpu", "cpu"]) == backend_of(["cpu", "cuda:0"]) == "gloo"

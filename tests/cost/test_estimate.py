@@ -135,10 +135,22 @@ def test_level_bits_sums_in_one_order():
     assert "all-reduce" not in seen
 
 
-def test_the_buckets_are_held_beside_the_gradients():
-    assert on(2).memory["buckets"] == 4_000
-    assert "buckets" not in on(1).memory
-    assert on(2).memory_bytes == pytest.approx(sum(on(2).memory.values()))
+def test_gradients_that_lie_in_buckets_count_once():
+    # Of one device alone they come as the activations go; the vectors of several are there all the time.
+    one, two = on(1), on(2)
+    assert (one.memory["gradients"], two.memory["gradients"]) == (0, 4_000)
+    assert two.memory["activations"] < one.memory["activations"]
+    assert two.memory_bytes == pytest.approx(sum(two.memory.values()))
+    # A replica among threads lays them down once more, which shows where activations are fewer.
+    few = {
+        **workload().memory,
+        "activation_bytes_per_sample": 0.0,
+        "activation_fixed_bytes": 1_000,
+        "peak": [],
+    }
+    for axis, laid in (("data", 0), ("threads", 4_000)):
+        held = on(2, axis=axis, known=workload(collectives=[], memory=few)).memory
+        assert (held["gradients"], held.get("gradients for the other threads", 0)) == (4_000 + 3_000, laid)
 
 
 def test_threads_hand_their_sums_on_through_memory():

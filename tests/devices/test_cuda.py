@@ -33,6 +33,9 @@ class FakeNvml:
     def nvmlSystemGetDriverVersion(self):
         return b"570.1"
 
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return 12080
+
     def nvmlDeviceGetCount(self):
         return 2
 
@@ -100,8 +103,10 @@ def test_everything_answers():
         "memory_total": 100,
         "memory_free": 91,
         "compute_capability": "9.0",
+        "bus": "0000:01:00.A",
         "mig": ["GPU-1m"],
     }
+    assert driver.cuda == "12.8"
     assert driver.links == [{"a": 0, "b": 1, "peer": True, "over": "nvlink", "nvlinks": 2}]
     assert nvml.open == 0
 
@@ -139,11 +144,13 @@ def test_any_single_refusal_costs_one_fact(question):
         return
     assert len(partial.gpus) == 2
     assert [gpu["physical"] for gpu in partial.gpus] == [0, 1]
+    assert partial.cuda == (None if "CudaDriver" in question else "12.8")
     missing = {
         "nvmlDeviceGetName": {"name": "unknown"},
         "nvmlDeviceGetUUID": {"uuid": None, "mig": []},
         "nvmlDeviceGetMemoryInfo": {"memory_total": None, "memory_free": None},
         "nvmlDeviceGetCudaComputeCapability": {"compute_capability": None},
+        "nvmlDeviceGetPciInfo": {"bus": None},
         "nvmlDeviceGetMaxMigDeviceCount": {"mig": []},
         "nvmlDeviceGetMigDeviceHandleByIndex": {"mig": []},
     }

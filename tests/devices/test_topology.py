@@ -81,10 +81,13 @@ def test_warnings_of_all_parts_come_together():
     ] == [True] * 3
 
 
-def test_a_build_without_nccl_falls_back_to_gloo():
+def test_a_build_without_nccl_serves_no_gpus():
     facts = {"nccl": None, "backends": {"gloo": True, "nccl": False, "mpi": False}, "architectures": []}
     found = assemble({}, CPU, driver(2), build(**facts))
-    assert found.backends["cuda"]["name"] == "gloo"
+    assert found.backends["cuda"] == {"name": "none", "why": "this torch has neither of NCCL and MPI"}
+    found = assemble({}, CPU, driver(2), build(**{**facts, "backends": facts["backends"] | {"mpi": True}}))
+    assert found.backends["cuda"]["name"] == "mpi"
+    assert found.backends["cuda"]["rule"] == "rule 7: anything else over any link -> MPI"
 
 
 def test_gpus_older_than_torchs_code():

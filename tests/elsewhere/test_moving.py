@@ -147,7 +147,7 @@ def test_it_says_that_it_is_an_estimate():
     found = moved(one(), HERE, THERE)
     assert (found.device, found.device_name, found.machine["host"]) == ("cuda:0", "a GPU", "h")
     assert found.notices[-1].startswith(
-        "an estimate: measured on CPU, scaled to a GPU (products 1 GFLOP/s to 4 GFLOP/s"
+        "an estimate: measured on simulated CPU, scaled to a GPU (products 1 GFLOP/s to 4 GFLOP/s"
     )
     assert {timing["threads"] for timing in found.timings} == {4}
     noisy = replace(HERE, experiments=[{"name": "compute", "noisy": "it drifted"}, {"name": "copies"}])

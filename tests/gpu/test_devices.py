@@ -6,7 +6,9 @@ import sys
 import pytest
 import torch
 
+from kway.devices.attributes import describe
 from kway.devices.cuda import read
+from kway.devices.doctor import examine
 from kway.devices.topology import discover
 
 pytestmark = pytest.mark.gpu
@@ -90,6 +92,44 @@ def test_back_end_is_nccl_where_this_torch_has_it():
     facts = torch_facts.remember()
     assert facts["nccl"] == ".".join(map(str, torch.cuda.nccl.version()))
     assert discover().backends["cuda"]["name"] == "nccl"
+    assert (
+        discover().backends["cuda"]["rule"].startswith(("rule 1: GPUs over NVLink", "rule 2: GPUs over PCIe"))
+    )
+
+
+# Ours, and torch's name of the same.
+SAME = {
+    "multiprocessors": "multi_processor_count",
+    "warp_size": "warp_size",
+    "threads_a_block": "max_threads_per_block",
+    "threads_a_multiprocessor": "max_threads_per_multi_processor",
+    "registers_a_multiprocessor": "regs_per_multiprocessor",
+    "shared_memory_a_block_bytes": "shared_memory_per_block",
+    "shared_memory_a_block_at_most_bytes": "shared_memory_per_block_optin",
+    "shared_memory_a_multiprocessor_bytes": "shared_memory_per_multiprocessor",
+    "l2_bytes": "L2_cache_size",
+    "memory_bus_bits": "memory_bus_width",
+}
+
+
+def test_attributes_are_torchs_and_the_doctor_finds_these_gpus_well():
+    cluster = discover()
+    found = describe(cluster)
+    for gpu in cluster.gpus:
+        facts, card = found[f"cuda:{gpu['index']}"], torch.cuda.get_device_properties(gpu["index"])
+        theirs = {name: getattr(card, other) for name, other in SAME.items() if hasattr(card, other)}
+        assert len(theirs) >= 6
+        assert {name: facts.get(name) for name in theirs} == theirs
+        assert facts["compute_capability"] == [card.major, card.minor]
+        # In virtual machines the driver may know no clocks.
+        assert 3e8 < facts.get("clock_hz", 1e9) < 1e10
+        assert 1e10 < facts.get("memory_bytes_s", 1e12) < 1e14
+    checks = {check.name: check for check in examine(cluster)}
+    for name in ("torch", "GPUs", "Gloo", "NCCL"):
+        assert checks[name].outcome == "ok", checks[name]
+    assert f"{len(cluster.gpus)} computed a sum" in checks["GPUs"].found
+    if len(cluster.gpus) > 1:
+        assert f"all-reduce over {len(cluster.gpus)} GPUs is right" in checks["NCCL"].found
 
 
 def test_looking_takes_no_gpu_memory_and_no_torch():

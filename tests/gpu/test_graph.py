@@ -10,6 +10,7 @@ import kway
 from kway.data.loader import Share
 from kway.data.order import bounds
 from kway.step.graph import GraphedStep
+from kway.step.scaling import LrScale, ScaledSchedule
 from kway.strategies.engine import Engine
 from kway.world import World
 from kway.zoo import get
@@ -139,6 +140,16 @@ def test_clipping_average_penalty_and_schedule_are_recorded():
 
     schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.8)
     options = {"clip": 1.0, "ema": 0.9, "penalty": penalty, "schedule": schedule}
+    world = World(device="cuda:0")
+    eager = run(world, "dropout", "fp32", "bits", "eager", **options)
+    graph = run(world, "dropout", "fp32", "bits", "graph", **options)
+    assert graph["recorded"] == 1
+    equal(eager, graph)
+
+
+def test_rates_that_are_scaled_and_warmed_up_are_followed_by_recorded_steps():
+    own = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.8)
+    options = {"schedule": ScaledSchedule(own, LrScale("linear", 4, STEPS - 1))}
     world = World(device="cuda:0")
     eager = run(world, "dropout", "fp32", "bits", "eager", **options)
     graph = run(world, "dropout", "fp32", "bits", "graph", **options)

@@ -1,10 +1,12 @@
 """What experiments are given to start ranks with."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from kway.comm.group import Group
+from kway.errors import StallError
 from kway.jobs.kept_ranks import KeptRanks
 
 
@@ -58,3 +60,21 @@ def test_ranks_that_cannot_be_ended_keep_no_others_from_it(kill, monkeypatch):
     with pytest.raises(OSError, match="do not end"):
         measure()
     assert sorted(ended) == [(2, kill), (3, kill), (4, kill)]
+
+
+def meets_nobody(context):
+    if context.world.rank == 0:
+        return Group(context.world.rank, context.world.size).objects("here")
+    time.sleep(60)
+    return None
+
+
+@pytest.mark.starts
+def test_ranks_that_come_to_no_end_are_given_up_and_the_others_started_anew():
+    begun = time.monotonic()
+    with KeptRanks() as on_ranks:
+        with pytest.raises(StallError, match=r"rank \d is late: step 0, measure") as told:
+            on_ranks(["cpu"] * 2, meets_nobody, limit_s=1.0)
+        assert "meets_nobody" in told.value.traceback
+        assert on_ranks(["cpu"] * 2, place_of, 7) == [[(0, "cpu", 7), (1, "cpu", 7)]] * 2
+    assert time.monotonic() - begun < 55

@@ -11,6 +11,7 @@ from textwrap import dedent
 import pytest
 import torch
 from tests.planning.machine import measurements
+from tests.started import started
 from tests.workloads import workload
 from torch import nn
 
@@ -41,7 +42,7 @@ def two_cores(monkeypatch, tmp_path):
     """A cache of its own, a machine of two cores, one thread a rank, and short checks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("kway.devices.cpu.usable_cores", lambda *root: 2)
-    for place in ("kway.jobs.planning", "kway.jobs.automatic"):
+    for place in ("kway.jobs.asked", "kway.jobs.automatic"):
         monkeypatch.setattr(f"{place}.discover", lambda: simulated(cores=2))
     monkeypatch.setattr("kway.jobs.place.rank_threads", lambda device_set: 1)
     monkeypatch.setattr(checking, "RUN_S", 0.0)
@@ -134,20 +135,14 @@ def named():
     return Named(nn.Flatten(), nn.Linear(36, 3))
 
 
-def test_planning_runs_the_model_in_one_process_and_starts_none_for_it(monkeypatch, tmp_path, leftovers):
+def test_planning_runs_the_model_in_one_process_and_starts_none_for_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
     monkeypatch.setattr(known_costs, "USUAL_S", 1.0)
-    monkeypatch.setattr("kway.launch.local.run", pytest.fail)
-    monkeypatch.setattr("kway.launch.local.Ranks", pytest.fail)
-    seen = []
-    record = kway.plan(
-        job(named), measurements=measurements(), say=lambda text: seen.append(sorted(leftovers()))
-    )
+    with started() as processes:
+        record = kway.plan(job(named), measurements=measurements())
     assert {row["devices"] for row in record.candidates} == {1, 2}
     assert set((tmp_path / "pids").read_text().split()) == {str(os.getpid())}
-    assert seen
-    assert not any(seen)
-    assert not leftovers()
+    assert processes == []
 
 
 def test_what_was_profiled_is_remembered_until_the_model_is_another(monkeypatch):
@@ -190,6 +185,22 @@ def test_a_check_runs_each_candidate_and_its_errors_are_history(ranks):
     later = kway.plan(job(), **costs())
     assert later.history == record.history
     assert "in 3 checks here" in "\n".join(lines_of(later))
+
+
+def test_a_plan_does_not_tell_apart_what_checks_here_were_off_by():
+    first = kway.plan(job(), **costs())
+    assert (first.best["devices"], first.too_close["part"]) == (2, 0.03)
+    facts = history.facts_of(simulated(cores=2))
+    history.keep(
+        facts,
+        [
+            history.entry({**row, "measured_step_s": 1.0, "error": 3.0}, "net", "now")
+            for row in first.candidates
+        ],
+    )
+    later = kway.plan(job(), **costs())
+    assert (later.best["devices"], later.too_close["part"], later.too_close["checks"]) == (1, 3.0, 3)
+    assert "too close  within 300% of each other" in "\n".join(lines_of(later))
 
 
 def test_a_candidate_that_fails_its_check_says_so_and_the_others_count():
@@ -288,7 +299,7 @@ def test_auto_takes_two_ranks_where_they_pay(monkeypatch, ranks):
 
 def known(asked):
     given = costs(per_sample_s=1e-2)
-    return known_costs.gather(asked, [given["workload"]], given["measurements"], None, print)
+    return known_costs.gather(asked, {"cpu": given["workload"]}, given["measurements"], None, print)
 
 
 def test_nobody_is_given_a_plan_unasked(monkeypatch):
@@ -310,7 +321,6 @@ def test_nobody_is_given_a_plan_unasked(monkeypatch):
         ({"check": 1}, "True or False"),
         ({"workload": 3}, "it must be a Workload, or the path of its file"),
         ({"workload": "no/such.json"}, "no file"),
-        ({"workload": workload(model="other")}, "a workload of model other: the job has net"),
         ({"measurements": measurements(ranks=())}, "not measured"),
     ],
 )
@@ -324,20 +334,26 @@ def test_what_cannot_be_planned_is_one_error_before_anything_runs(monkeypatch, o
 
 
 def test_a_model_that_fits_nowhere_says_what_is_missing(monkeypatch):
-    small = simulated(cores=2, memory=200_000)
-    monkeypatch.setattr("kway.jobs.planning.discover", lambda: small)
+    small = simulated(cores=2, memory=20_000)
+    monkeypatch.setattr("kway.jobs.asked.discover", lambda: small)
     with pytest.raises(UsageError, match=r"fits on none of \d candidates.* are missing.*what would help"):
-        kway.plan(job(batch_size=640), **costs())
+        kway.plan(job(), **costs())
 
 
 def test_cpu_ranks_that_can_never_win_beside_a_gpu_are_not_profiled(monkeypatch):
     """On a machine that has both, as far as it can be told here: a workload of the GPU is given."""
-    monkeypatch.setattr("kway.jobs.planning.discover", lambda: simulated(gpus=1, cores=2))
+    monkeypatch.setattr("kway.jobs.asked.discover", lambda: simulated(gpus=1, cores=2))
     monkeypatch.setattr(known_costs, "profile", pytest.fail)
     monkeypatch.setattr(known_costs, "measure", pytest.fail)
     # A millisecond a step of 64 samples; two cores at 100 GFLOP/s each take five.
     gpu = workload(
-        (32, 64), model="net", fixed_s=1e-3, per_sample_s=0.0, device="cuda:0", flop_per_sample=1e9 / 64
+        (32, 64),
+        model="net",
+        fixed_s=1e-3,
+        per_sample_s=0.0,
+        device="cuda:0",
+        flop_per_sample=1e9 / 64,
+        device_name="simulated GPU",
     )
     record = kway.plan(job(), workload=gpu, measurements=measurements())
     assert [row["device_set"] for row in record.candidates] == [["cuda:0"]]

@@ -3,9 +3,9 @@ import threading
 
 import pytest
 
+from kway.backends import backend_of
 from kway.errors import UsageError
 from kway.launch.address import (
-    backend_of,
     check_interface,
     check_name,
     device_of_rank,
@@ -84,6 +84,21 @@ def test_ranks_see_the_chosen_gpus_in_order(visible, devices, expected):
         f"cuda:{rank}" for rank in range(len(devices))
     ]
     assert backend_of(devices) == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("devices", "hip", "expected"),
+    [
+        (["cuda:1"], "2,3", "3"),
+        (["cuda:1", "cuda:0"], "2,3", "3,2"),
+        (["cpu"], "2,3", ""),
+        (["cuda:1"], "0", "0"),
+    ],
+)
+def test_the_variable_that_hides_the_other_one_says_the_same(devices, hip, expected):
+    made = environment(devices, None, {"HIP_VISIBLE_DEVICES": hip})
+    assert made["HIP_VISIBLE_DEVICES"] == expected
+    assert "HIP_VISIBLE_DEVICES" not in environment(devices, None, {})
 
 
 def test_cpu_ranks_see_no_gpu():

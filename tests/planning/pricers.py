@@ -3,6 +3,7 @@
 from kway.devices.simulated import simulated
 from kway.errors import UsageError
 from kway.planning.candidates import candidates, device_sets
+from kway.planning.explain import CLOSE
 from kway.planning.price import Price, Scaling
 from kway.planning.search import search
 
@@ -28,7 +29,15 @@ def line(all_reduce_s=5e-4, per_sample_s=PER_SAMPLE_S, fixed_s=FIXED_S):
 
 
 def found(
-    batch=256, price=None, cluster=None, weak=False, room=None, kinds=("eager",), strategies=None, sets=None
+    batch=256,
+    price=None,
+    cluster=None,
+    weak=False,
+    room=None,
+    kinds=("eager",),
+    strategies=None,
+    sets=None,
+    close=CLOSE,
 ):
     """Search over a machine of two cores, or of ``cluster``."""
     cluster = cluster or simulated(cores=2)
@@ -43,4 +52,5 @@ def found(
         cluster.cpu["usable"],
         1e6,
         "example",
+        close,
     )

@@ -9,6 +9,7 @@ from kway.devices.simulated import simulated
 from kway.errors import UsageError
 from kway.planned import Planned, spelled_set, titled
 from kway.planning import history
+from kway.planning.candidates import Candidate
 from kway.planning.order import judged
 
 
@@ -60,6 +61,28 @@ def test_errors_are_kept_by_machine_and_the_oldest_go(monkeypatch, tmp_path):
     assert history.recall(there) == []
     history.keep(here, [{"error": 0.0}] * history.MOST)
     assert history.summary(history.recall(here)) == {"checks": history.MOST, "mean_error": 0.0}
+
+
+def checked(error, strategy="data=2", devices=2, kind="eager", model="net"):
+    return {
+        "error": error, "strategy": strategy, "device_set": ["cpu"] * devices, "step_kind": kind, "model": model,
+    }  # fmt: skip
+
+
+def test_what_is_too_close_to_tell_follows_the_checks_of_the_same_candidates():
+    these = [Candidate({}, ("cpu",), "eager", 1), Candidate({"data": 2}, ("cpu", "cpu"), "eager", 1)]
+    assert history.too_close([], these, "net") == {"part": 0.03, "checks": 0, "mean_error": None}
+    others = [
+        checked(0.5, "threads=2"), checked(0.5, "data=3", 3), checked(0.5, kind="compiled"), {"error": 0.5},
+    ]  # fmt: skip
+    assert history.too_close(others, these, "net")["part"] == 0.03
+    own = [*others, checked(-0.1), checked(0.2, "single", 1)]
+    assert history.too_close(own, these, "net") == {
+        "part": pytest.approx(0.15), "checks": 2, "mean_error": pytest.approx(0.15),
+    }  # fmt: skip
+    # Of other models where this one was never checked; of small errors none makes 3% less.
+    assert history.too_close(own, these, "other")["part"] == pytest.approx(0.15)
+    assert history.too_close([*own, checked(0.01, model="other")], these, "other")["part"] == 0.03
 
 
 def test_a_file_of_checks_that_is_broken_counts_for_nothing(monkeypatch, tmp_path):

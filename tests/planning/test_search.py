@@ -2,12 +2,16 @@
 
 import pytest
 from tests.planning.pricers import FIXED_S, PER_SAMPLE_BYTES, PER_SAMPLE_S, WEIGHTS, found, line
+from tests.planning.records import planned
 
 from kway.devices.simulated import simulated
 from kway.errors import UsageError
+from kway.planned import one_device
 from kway.planning.candidates import candidates, device_sets, layouts
 from kway.planning.price import Price, Scaling
 from kway.planning.scaling import amdahl_bound
+from kway.report.plan_plots import curves
+from kway.report.plans import lines_of
 
 
 def named(rows):
@@ -164,6 +168,16 @@ def test_of_candidates_too_close_to_tell_the_one_with_fewer_devices_is_chosen():
     assert found(64, line(all_reduce_s=2.5e-3), strategies=["single", "data"]).chosen == 0
 
 
+def test_what_predictions_were_off_by_here_widens_what_is_too_close_to_tell():
+    # Two devices are 1.19 times as fast: by far enough, unless such predictions are off by a fifth.
+    cost = line(all_reduce_s=2e-3)
+    assert found(64, cost, strategies=["single", "data"]).chosen == 0
+    result = found(64, cost, strategies=["single", "data"], close=0.205)
+    assert result.chosen == 1
+    assert result.rows[1]["reason"].startswith("chosen of those within 20.5% of the fastest: ")
+    assert "less than 20.5% faster than one device (cpu:1), too close to tell: " in result.rows[0]["reason"]
+
+
 def test_of_equals_on_as_many_devices_processes_come_before_threads():
     def price(candidate, batch):
         cost = line()(candidate, batch)
@@ -176,3 +190,36 @@ def test_of_equals_on_as_many_devices_processes_come_before_threads():
     result = found(256, price)
     assert result.rows[0]["strategy"] == "threads=2"
     assert result.rows[result.chosen]["strategy"] == "data=2"
+
+
+def test_every_number_is_beside_the_same_one_device():
+    """Compiled steps are faster here: of an eager row the eager one device counts, and none that does not fit."""
+
+    def price(candidate, batch):
+        half = 0.5 if candidate.step_kind == "compiled" else 1.0
+        return line(fixed_s=FIXED_S * half, per_sample_s=PER_SAMPLE_S * half)(candidate, batch)
+
+    result = found(256, price, kinds=("eager", "compiled"), strategies=["single", "data"])
+    rows = result.rows
+    for row in rows:
+        one = one_device(rows, row)
+        assert (one["devices"], one["step_kind"]) == (1, row["step_kind"])
+    pairs = {row["step_kind"]: row for row in rows if row["devices"] == 2}
+    # 25.6 ms to 12.8 ms and 0.5 ms eager: one device of the same kind is 1.86 times as long, and 12 break even.
+    assert pairs["eager"]["break_even"]["batch_size"] == 12
+    assert pairs["compiled"]["break_even"]["batch_size"] == 22
+    speedups = {
+        tuple(each.split()[1:4:2]): each.split()[7] for each in lines_of(planned(result))[0].splitlines()[1:]
+    }
+    text = f"{26.6 / 14.3:.2f}"
+    assert speedups["data=2", "eager"] == text
+    assert speedups["single", "eager"] == speedups["single", "compiled"] == "1.00"
+    assert curves(planned(result))["data, eager"][1][1] == pytest.approx(26.6 / 14.3)
+    # Of two devices alone no row is a comparison, a break-even or a serial fraction.
+    small = found(256, room=WEIGHTS + 128 * PER_SAMPLE_BYTES)
+    assert one_device(small.rows, small.rows[0]) is None
+    assert small.rows[0]["break_even"]["batch_size"] is None
+    assert small.serial_fraction is None
+    # Another kind where there is none of the same: the fastest that fits.
+    odd = [row for row in rows if (row["devices"], row["step_kind"]) != (1, "eager")]
+    assert one_device(odd, pairs["eager"])["step_kind"] == "compiled"

@@ -52,7 +52,7 @@ def test_operations_parameters_and_what_is_kept_are_those_of_the_arithmetic():
     assert record.memory["activation_bytes_per_sample"] == record.sample_bytes + 4 * 6 + 4 * 4
     kept = {layer["name"]: layer["activation_bytes_per_sample"] for layer in record.layers}
     assert (kept["0"], kept["1"], kept["2"]) == (0, 24, 0)
-    peak = {each["samples"]: each["bytes"] for each in record.memory["peak"]}
+    peak = {each["samples"]: each["bytes"] for each in record.memory["peak"] if each["devices"] == 1}
     assert peak[N] - peak[N // 2] == record.memory["activation_bytes_per_sample"] * N // 2
 
 

@@ -1,13 +1,14 @@
 """``kway.profile``: what it leaves as it was, which shares it times, what it starts and refuses."""
 
-import os
 import random
-import subprocess
+import threading
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from tests.started import started
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -26,8 +27,8 @@ def net():
     return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.1), nn.Linear(6, 4))
 
 
-def job(model=net, data=(X, Y), **more):
-    return kway.Job(model, nn.CrossEntropyLoss(), SGD, data, **{"batch_size": 16, **more})
+def job(model=net, data=(X, Y), optimizer=SGD, **more):
+    return kway.Job(model, nn.CrossEntropyLoss(), optimizer, data, **{"batch_size": 16, **more})
 
 
 def profiled(of, devices="cpu:2", **more):
@@ -74,6 +75,51 @@ def test_model_random_state_threads_and_the_order_of_the_data_stay_as_they_are()
     assert torch.get_num_threads() == threads
 
 
+class Once(IterableDataset):
+    """Can be read once, and has fewer batches than are timed."""
+
+    def __init__(self):
+        self.items = iter([(X[place], Y[place]) for place in range(48)])
+
+    def __iter__(self):
+        yield from self.items
+
+
+def test_the_users_data_set_collate_function_and_stream_stay_where_they_are():
+    class Asked(Counting):
+        asked = 0
+
+        def __getitem__(self, place):
+            self.asked += 1
+            return super().__getitem__(place)
+
+    class Split:
+        asked = 0
+
+        def __call__(self, batch):
+            self.asked += 1
+            return batch[0]
+
+    own, split = Asked(), Split()
+    assert profiled(job(data=own, inputs=split)).timings
+    assert (own.asked, split.asked) == (0, 0)
+    stream = Once()
+    assert profiled(job(data=stream)).timings
+    assert len([*stream]) == 48
+
+
+def test_data_that_cannot_be_copied_are_refused_before_a_sample_is_asked_for():
+    class Locked(Counting):
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __getitem__(self, place):
+            raise AssertionError("asked")
+
+    with pytest.raises(UsageError, match="data of type Locked that cannot be copied"):
+        profiled(job(data=Locked()))
+
+
 class Advancing:
     """A sampler that goes on from epoch to epoch: how often it was asked is part of a run."""
 
@@ -95,14 +141,10 @@ def test_the_users_sampler_goes_on_where_it_was():
     assert sampler.asked == 0
 
 
-def test_no_process_is_started(monkeypatch):
-    def started(*given, **more):
-        raise AssertionError("a process was started")
-
-    for owner, name in ((os, "fork"), (os, "posix_spawn"), (subprocess, "Popen")):
-        monkeypatch.setattr(owner, name, started)
-    monkeypatch.setattr("kway.launch.local.run", started)
-    assert profiled(job(), devices="cpu:2").timings
+def test_no_process_is_started():
+    with started() as processes:
+        assert profiled(job(), devices="cpu:2").timings
+    assert processes == []
 
 
 def test_shares_are_those_of_the_numbers_of_devices_with_the_threads_of_their_ranks(monkeypatch, tmp_path):
@@ -230,6 +272,40 @@ def test_shares_that_do_not_fit_are_left_out_and_a_device_that_fits_none_is_an_e
     monkeypatch.setattr(Greedy, "most", 0)
     with pytest.raises(UsageError, match="no share that fits cpu"):
         profiled(job(partial(Greedy, 8, 4)))
+
+
+class Watched(nn.Linear):
+    """Notes whether there are gradients when a forward pass begins."""
+
+    found: ClassVar[list[bool]] = []
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.found.append(self.weight.grad is not None)
+        return super().forward(x)
+
+
+class Looks(torch.optim.SGD):
+    """Notes whether the gradients that it gets lie in one vector."""
+
+    found: ClassVar[list[bool]] = []
+
+    def step(self, closure=None):
+        weight, bias = self.param_groups[0]["params"]
+        self.found.append(weight.grad.untyped_storage().data_ptr() == bias.grad.untyped_storage().data_ptr())
+        return super().step(closure)
+
+
+def test_what_the_peak_of_one_of_several_rests_on():
+    """No gradient is there while activations are made, and those of several lie in vectors: ``gradients_at_peak``."""
+    record = profiled(job(partial(Watched, 8, 4), optimizer=partial(Looks, lr=0.1)))
+    assert Watched.found
+    assert not any(Watched.found)
+    # Of one device alone they are backward's own.
+    assert set(Looks.found) == {True, False}
+    peak = {(each["devices"], each["samples"]): each["bytes"] for each in record.memory["peak"]}
+    assert set(peak) == {(1, 16), (1, 8), (1, 4), (2, 8), (2, 4)}
+    assert peak[2, 8] - peak[1, 8] == sum(record.buckets)
 
 
 class NotCopied(nn.Linear):

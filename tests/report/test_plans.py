@@ -39,6 +39,15 @@ def test_history_and_check_are_shown():
     assert "history    off by 4% on average in 31 checks here" in text
 
 
+def test_what_is_too_close_because_of_earlier_checks_is_said():
+    assert "too close" not in "\n".join(lines_of(planned()))
+    off = planned(too_close={"part": 0.03, "checks": 4, "mean_error": 0.02})
+    assert "too close" not in "\n".join(lines_of(off))
+    off = planned(too_close={"part": 0.12, "checks": 4, "mean_error": 0.12})
+    said = "too close  within 12% of each other: by so much predictions of these candidates were off in 4 checks here"
+    assert said in lines_of(off)
+
+
 def test_what_does_not_fit_and_what_was_left_are_told():
     record = planned(
         found(256, room=2 << 20),

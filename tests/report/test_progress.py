@@ -250,3 +250,40 @@ def test_total_epochs_serves_without_a_start() -> None:
 
 def test_width_of_a_stream_without_a_terminal() -> None:
     assert terminal_width(io.StringIO()) == 80
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_many_short_epochs_have_a_line_every_five_seconds_and_the_last_one(live: bool) -> None:
+    out, clock = (Terminal() if live else io.StringIO()), Clock()
+    show = Progress(out, clock=clock, width=lambda: 120)
+    show(START | {"epochs": 1000})
+    for number in range(1, 101):
+        show(EPOCH | {"epoch": number})
+        clock.now += 0.2
+    # Of 20 s: the first epoch, and those that begin a new five seconds.
+    kept = [line for line in screen(out.getvalue())[1:] if line]
+    shown = [int(line.split()[1].split("/")[0]) for line in kept]
+    assert shown == [1, 26, 51, 76, *([100] if live else [])]
+    show.close()
+    show.close()
+    shown = [int(line.split()[1].split("/")[0]) for line in screen(out.getvalue())[1:] if line]
+    assert shown == [1, 26, 51, 76, 100]
+
+
+def test_up_to_fifty_epochs_each_has_its_line() -> None:
+    out = io.StringIO()
+    show = Progress(out)
+    show(START | {"epochs": 50})
+    for number in range(1, 51):
+        show(EPOCH | {"epoch": number})
+    assert out.getvalue().count("\n") == 51
+
+
+def test_a_note_does_not_bring_back_what_was_passed_over() -> None:
+    out, clock = io.StringIO(), Clock()
+    show = Progress(out, clock=clock)
+    show(START | {"epochs": 100})
+    show(EPOCH)
+    show(EPOCH | {"epoch": 2})
+    show({"event": "notice", "text": "here"})
+    assert [line.split("  ")[0] for line in out.getvalue().splitlines()[1:]] == ["epoch", "note"]

@@ -136,7 +136,7 @@ def _data(args: argparse.Namespace, seed: int) -> tuple[Any, Any, Any, str, list
     usual = None if is_reference(args.model) else zoo.usual_data(args.model)
     name = (usual or sources.DEFAULT_SOURCE) if args.data is None else args.data
     if not is_reference(name):
-        root = args.data_dir or (Path(os.environ["KWAY_DATA"]) if os.environ.get("KWAY_DATA") else None)
+        root = data_root(args.data_dir)
         if name not in sources.names():
             raise unknown("data set", name, sources.names(), OWN)
         source = sources.load(name, root, seed)
@@ -165,6 +165,14 @@ def amounts(train: Any, held_out: Any = None) -> str:
         for count in [_count(data)]
     ]
     return ", ".join(parts)
+
+
+def data_root(named: Path | None) -> Path:
+    """Return the folder with one folder a data set: as named, else as KWAY_DATA says, else kway's own."""
+    from kway.devices.torch_facts import cache_folder
+
+    said = os.environ.get("KWAY_DATA")
+    return named or (Path(said) if said else cache_folder() / "data")
 
 
 def _count(data: Any) -> int | None:

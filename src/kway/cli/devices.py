@@ -2,8 +2,11 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kway.cli import _machine
 
 if TYPE_CHECKING:
     from kway.records import Cluster
@@ -13,19 +16,46 @@ HELP = "show processors, GPUs, memory, links and back ends"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
+    parser.add_argument(
+        "--attributes", action="store_true", help="show each device in detail: cores, caches, clocks, limits"
+    )
+    parser.add_argument(
+        "--doctor", action="store_true", help="check the installation instead, and say what to mend"
+    )
     parser.add_argument("--json", action="store_true", help="print the record, and nothing else")
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write DIR/cluster.json")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Describe the machine; returns 0. Raises ``UsageError`` where ``--out`` cannot take the record."""
+    """Describe the machine; returns 0, or 1 where a check of ``--doctor`` fails.
+
+    Raises ``UsageError`` where ``--out`` cannot take the record.
+    """
     from kway.devices.topology import discover
 
     cluster = discover()
+    if args.attributes:
+        from kway.devices.attributes import describe
+
+        cluster = replace(cluster, attributes=describe(cluster))
+    fails = False
+    if args.doctor:
+        from kway.devices.doctor import examine, failed
+
+        found = examine(cluster)
+        fails = failed(found)
+        cluster = replace(cluster, checks=[check._asdict() for check in found])
     if args.out is not None:
         write_new(cluster, args.out)
-    print(cluster.to_json() if args.json else "\n".join(lines(cluster)))
-    return 0
+    print(cluster.to_json() if args.json else "\n".join(_shown(cluster)))
+    return int(fails)
+
+
+def _shown(cluster: "Cluster") -> Iterator[str]:
+    if not cluster.checks:
+        yield from lines(cluster)
+    yield from _machine.attributes(cluster.attributes)
+    yield from _machine.checks(cluster.checks) if cluster.checks else ()
 
 
 def write_new(cluster: "Cluster", folder: Path) -> Path:
@@ -78,14 +108,21 @@ def lines(cluster: "Cluster") -> Iterator[str]:
         yield "          brackets: no direct access, copies go through CPU memory"
     if count:
         yield ""
+    yield from _machine.surroundings(cluster)
     for kind, backend in cluster.backends.items():
         yield f"{kind:<10}{backend['name']}: {backend['why']}"
-    built = f"with CUDA {torch['cuda']}" if torch["cuda"] else "without CUDA"
+        if "rule" in backend:
+            beyond = backend["between_machines"]
+            further = "" if beyond == backend["rule"] else f"; between machines {beyond}"
+            yield f"          {backend['rule']}{further}"
+    built = f"for ROCm {torch['hip']}" if torch["hip"] else f"with CUDA {torch['cuda']}"
+    built = built if torch["cuda"] or torch["hip"] else "without CUDA"
     yield f"torch     {torch['version']}, built {built}" if torch["version"] else "torch     not installed"
     if torch["remembered"].get("nccl"):
         yield f"NCCL      {torch['remembered']['nccl']}"
     if cluster.driver:
-        yield f"driver    {cluster.driver}"
+        runs = f", runs CUDA {cluster.driver_cuda} at most" if cluster.driver_cuda else ""
+        yield f"driver    {cluster.driver}{runs}"
     rule = "all visible GPUs" if cluster.gpus else "no GPU can be used, and one CPU device has all cores"
     yield f"auto      {', '.join(parse('auto', cluster))}: {rule}"
     for warning in cluster.warnings:

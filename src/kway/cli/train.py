@@ -1,7 +1,9 @@
 """``kway train``: trains a model on any number of devices."""
 
 import argparse
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ WRITTEN = (
     "best.safetensors",
     "timeline.json.gz",
     "checkpoints/",
+    "tensorboard/",
     "logs/",
 )
 
@@ -49,6 +52,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size-per-device", type=int, metavar="N", help="global batch = N times the number of devices"
     )
+    parser.add_argument(
+        "--lr-scale",
+        metavar="RULE",
+        help="scale the learning rate of one device for --batch-size-per-device: linear (times the number of devices) "
+        "or sqrt (default: it stays)",
+    )
+    parser.add_argument(
+        "--lr-warmup",
+        metavar="N",
+        help='epochs, or like "200steps", over which --lr-scale rises from the rate of one device (default 5 epochs, a '
+        "tenth of the run where that is less; 0: none)",
+    )
     parser.add_argument("--clip-norm", type=float, metavar="X", help="largest norm of the whole gradient")
     parser.add_argument("--clip-value", type=float, metavar="X", help="largest entry of the gradient")
     parser.add_argument(
@@ -60,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=10,
         metavar="N",
         help="steps between two looks at the loss, for the line that shows progress: on a terminal it is redrawn in "
-        "place, elsewhere one comes every 30 s at most, beside the line of each epoch (default 10)",
+        "place, elsewhere one comes every 30 s at most, beside the lines of epochs (default 10)",
     )
     parser.add_argument(
         "--save-best", metavar="NAME", help="keep best.safetensors by validation_loss or a metric"
@@ -114,6 +129,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="record N steps of every rank (5 where no number is given) through torch's profiler, after 6 of warm-up: "
         "timeline.json.gz for ui.perfetto.dev, and a table of compute, communication, input wait and idle time",
     )
+    parser.add_argument(
+        "--tracker",
+        metavar="NAME[,NAME]",
+        help="also hand the figures to tensorboard (event files in the run's folder), wandb or mlflow",
+    )
+    parser.add_argument("--quiet", action="store_true", help="show warnings and errors only")
     options.stall(parser)
     options.init_method(parser)
     options.output(parser, "records, curves, logs and weights")
@@ -122,7 +143,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _check(args: argparse.Namespace) -> None:
     """Raise ``UsageError`` for flags that do not go together."""
     from kway.errors import UsageError
+    from kway.training.growing import growth_of
 
+    growth_of(args.batch_size_per_device, args.lr_scale, args.lr_warmup)
     if args.clip_norm is not None and args.clip_value is not None:
         raise UsageError("--clip-norm and --clip-value", "only one of them", "leave one out")
     if args.patience is not None and args.early_stop is None:
@@ -148,13 +171,11 @@ def _batch(args: argparse.Namespace) -> dict[str, object]:
     from kway.errors import UsageError
     from kway.jobs.place import place
     from kway.jobs.tuning import first_kind
-    from kway.training.spec import positive
 
     if args.batch_size_per_device is None:
         return {}
     if args.batch_size is not None:
         raise UsageError("--batch-size and --batch-size-per-device", "only one of them", "leave one out")
-    positive("--batch-size-per-device", args.batch_size_per_device)
     if args.strategy == "auto" or args.plan is not None:
         raise UsageError(
             "--batch-size-per-device with a plan",
@@ -170,6 +191,23 @@ def _batch(args: argparse.Namespace) -> dict[str, object]:
         step_kind=first_kind(args.step_kind),
     )
     return {"batch_size": args.batch_size_per_device * where.plan.devices}
+
+
+def _redraws(stream: Any, environ: Mapping[str, str]) -> bool:
+    """Whether a line on ``stream`` can be drawn again: on a terminal, unless it is said to be dumb or a log of CI."""
+    is_log = environ.get("CI", "").lower() not in ("", "0", "false") or environ.get("TERM") == "dumb"
+    return bool(stream.isatty()) and not is_log
+
+
+class _Warned:
+    """Shows nothing of a run but its warnings."""
+
+    def __call__(self, event: str, record: dict[str, Any]) -> None:
+        if event == "warning":
+            print(f"kway: warning: {record['text']}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class _Shown:
@@ -195,15 +233,16 @@ class _Shown:
             self.said.add(record["text"])
         self.progress({"event": event, **record})
 
+    def close(self) -> None:
+        """Leave the screen on a clean line."""
+        self.progress.close()
+
 
 def run(args: argparse.Namespace) -> int:
     """Train; returns 0. Raises ``UsageError`` before anything starts, and what a failed run raises."""
     from kway.cli._job import default_folder, job_of, says_that_data_is_usual
     from kway.jobs.training import train
-    from kway.report.plans import side_by_side
     from kway.report.progress import Progress
-    from kway.report.timeline import lines_of
-    from kway.units import counted
 
     _check(args)
     options.meet(args)
@@ -217,7 +256,9 @@ def run(args: argparse.Namespace) -> int:
     folder = args.out or default_folder(job.title)
     screen = sys.stderr if args.json else sys.stdout
 
-    show = _Shown(args, lines, screen, Progress(screen, args.epochs))
+    progress = Progress(screen, args.epochs, live=_redraws(screen, os.environ))
+    shown = _Shown(args, lines, screen, progress)
+    show = _Warned() if args.quiet else shown
 
     try:
         with says_that_data_is_usual(args, lines):
@@ -231,6 +272,7 @@ def run(args: argparse.Namespace) -> int:
                 steps=args.steps,
                 out=folder,
                 callbacks=[show],
+                trackers=[] if args.tracker is None else args.tracker.split(","),
                 validate_every=args.validate_every,
                 log_every=args.log_every,
                 save_best=args.save_best,
@@ -244,16 +286,31 @@ def run(args: argparse.Namespace) -> int:
                 on_oom=args.on_oom,
                 stall_timeout=args.stall_timeout,
                 timeline=args.timeline,
+                batch_size_per_device=args.batch_size_per_device,
+                lr_scale=args.lr_scale,
+                lr_warmup=args.lr_warmup,
             )
     finally:
-        show.progress.close()
+        show.close()
     saved = result.record.checkpoints
     lost = saved is not None and saved["failed"] and not [*(folder / "checkpoints").glob("step-*")]
     if args.json:
         print(result.record.to_json())
-        return int(bool(lost))
+    elif not args.quiet:
+        _say_result(result, folder, shown.said)
+    if lost and not args.json:
+        print("kway: error: no checkpoint could be saved (see the notes)", file=sys.stderr)
+    return int(bool(lost))
+
+
+def _say_result(result: Any, folder: Path, said: set[str]) -> None:
+    """Print what came out of a run. ``said``: the notes that were shown before."""
+    from kway.report.plans import side_by_side
+    from kway.report.timeline import lines_of
+    from kway.units import counted
+
     for text in result.record.notices:
-        if text not in show.said:
+        if text not in said:
             print(f"note       {text}")
     step = result.record.measured_step_s
     timing = f"{step * 1e3:.2f} ms a step" if step is not None else "too few steps to time one"
@@ -263,6 +320,3 @@ def run(args: argparse.Namespace) -> int:
     if result.record.timeline is not None:
         print("\n".join([*lines_of(result.record.timeline), ""]))
     print(f"wrote      {folder}/: {', '.join(name for name in WRITTEN if (folder / name).exists())}")
-    if lost:
-        print("kway: error: no checkpoint could be saved (see the notes)", file=sys.stderr)
-    return int(bool(lost))

@@ -1,7 +1,6 @@
 """What a collective takes: read between the sizes that were measured for that many ranks."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from kway.cost.curve import between, rising
@@ -9,11 +8,6 @@ from kway.errors import NotMeasuredError
 from kway.measurements import Measurements
 
 ALL_REDUCE, ALL_GATHER, ORDERED = "all-reduce", "all-gather", "ordered tree reduction"
-
-
-def backend_of(devices: Iterable[str]) -> str:
-    """Return the back end that ranks on these devices talk through: NCCL between GPUs, else Gloo."""
-    return "nccl" if all(device.startswith("cuda") for device in devices) else "gloo"
 
 
 def collective_s(

@@ -92,6 +92,13 @@ def spread_of(
     return float(nearest["spread"]) if nearest else 0.0
 
 
+def timed_shares(
+    workload: Workload, step_kind: str, threads: int | None = None, several: bool = False
+) -> list[int]:
+    """Return the shares, smallest first, between which ``compute_s`` reads a step; beyond them it goes on by a line."""
+    return sorted({timing["samples"] for timing in _timed(workload, step_kind, "step", threads, several)})
+
+
 def _timed(
     workload: Workload, step_kind: str, part: str, threads: int | None, several: bool
 ) -> list[dict[str, Any]]:

@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
-from kway.cost.collectives import backend_of, collective_s
+from kway.backends import backend_of
+from kway.cost.collectives import collective_s
 from kway.cost.compute import backward_s, compute_s, fixed_s, spread_of
 from kway.cost.memory import memory_of
 from kway.cost.skew import side_by_side, waiting_s
@@ -102,7 +103,8 @@ class Estimate:
         launch = min(max(0.0, fixed), rest)
         self.add(LAUNCH, launch)
         self.add(COMPUTE, rest - launch)
-        for part, size in memory_of(self.workload, self.step_kind, self.samples).items():
+        held = memory_of(self.workload, self.step_kind, self.samples, several=self.several)
+        for part, size in held.items():
             self.hold(part, size)
         if not self.several:
             return

@@ -5,6 +5,7 @@ import math
 from kway.cost.collectives import ALL_GATHER, ALL_REDUCE, ORDERED
 from kway.cost.curve import between, rising
 from kway.cost.estimate import COMPUTE, LAUNCH, Estimate
+from kway.cost.memory import gradients_at_peak
 from kway.cost.overlap import complete_at, cut, exposed_s, slowdown_of
 from kway.errors import NotMeasuredError
 
@@ -13,12 +14,15 @@ STATISTICS, BESIDE_GRADIENTS, THREADS = (
     "numbers beside gradients",
     "gather and scatter (threads)",
 )
+LAID_DOWN = "gradients for the other threads"
 TURNS = "turns of the interpreter (threads)"
 BITS = "bits"
 
 
 def add_gradient_sums(estimate: Estimate, ranks: int, bucket_bytes: float, hides: bool) -> None:
-    """Add what ``ranks`` processes send each other in a step of data parallelism, and the buckets that they hold.
+    """Add what ``ranks`` processes send each other in a step of data parallelism.
+
+    The buckets that they hold lie among their gradients already: see ``kway.cost.memory.gradients_at_peak``.
 
     Gradients are summed in buckets of ``bucket_bytes``, each by an all-reduce (an ordered tree reduction at level
     bits); where a step ``hides`` them, all but the last go on beside backward: see ``exposed_s``. A step whose forward
@@ -51,15 +55,15 @@ def add_gradient_sums(estimate: Estimate, ranks: int, bucket_bytes: float, hides
         estimate.add(name, exposed_s(list(zip(reductions, ready, strict=True)), backward, slowdown))
     else:
         estimate.add(name, sum(reductions))
-    estimate.hold("buckets", sum(buckets))
 
 
 def add_thread_sums(estimate: Estimate, replicas: int) -> None:
     """Add what replicas in the threads of one process cost each other, and the vectors that they lay down.
 
     Sums go through memory (``kway.comm.threads``): a replica copies its gradients, adds up one of ``replicas``
-    slices of them all, and copies the others' slices: three times the bytes, at the measured rate of copies between the
-    devices. Python runs in one thread at a time (CPython's global interpreter lock): a step is no shorter than what all
+    slices of them all, and copies the others' slices: three copies of their bytes between the devices, as measured. Of
+    each other collective it reads what all have laid down, one copy of ``replicas`` times the bytes. Python runs in one
+    thread at a time (CPython's global interpreter lock): a step is no shorter than what all
     replicas take to start their operations, one after the other. Raises ``NotMeasuredError``.
     """
     if replicas < 2:
@@ -71,7 +75,9 @@ def add_thread_sums(estimate: Estimate, replicas: int) -> None:
     estimate.add(THREADS, passed)
     starts, own = estimate.terms.get(LAUNCH, 0.0), estimate.terms.get(COMPUTE, 0.0)
     estimate.add(TURNS, max(0.0, replicas * starts - (starts + own)))
-    estimate.hold("buckets", 2 * size)
+    # Until all have read them, what a replica lays down for the others is a third one of its gradients.
+    kept = estimate.memory.get("activations", 0.0)
+    estimate.hold(LAID_DOWN, gradients_at_peak(size, kept, copies=2) - gradients_at_peak(size, kept))
 
 
 def copied_s(estimate: Estimate, size: float) -> float:

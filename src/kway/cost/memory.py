@@ -1,6 +1,8 @@
 """What lies in the memory of one device while a step is taken, by part."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kway.cost.curve import between
 from kway.workload import Workload
@@ -59,40 +61,97 @@ def states_of(workload: Workload) -> States:
     return States(sizes["bytes"], sizes["gradient_bytes"], sizes["optimizer_bytes"])
 
 
+def gradients_at_peak(size: float, activations: float, flat: float = 0.0, copies: int = 1) -> float:
+    """Return the bytes of gradients beside ``activations`` at the moment at which a step holds most.
+
+    A step begins without gradients (``kway.step.core``). Forward fills the activations, all of which are there when it
+    ends; backward lets go of them while it makes the gradients, all of which, ``size`` bytes, are there when it ends.
+    So these two take max(activations, size), and not their sum. ``flat``: the vectors in which devices add gradients
+    up (``kway.comm.flat``, cut into buckets), there from the first step to the last. What was added up is handed out as
+    views of them: from then on they are the gradients, and count once. Only from backward to then are both there, what
+    backward made and the vectors: ``copies`` is what else there is of all gradients by that time, beside the vectors.
+    Hence flat + max(activations, copies x size), of which the activations have a part of their own.
+
+    On the way through backward it can be more, where the layers that it reaches first have the most parameters and
+    keep the least: a measured peak shows it, and it is the allocator's part.
+    """
+    return flat + max(0.0, copies * size - activations)
+
+
+def flat_bytes(parameters: Mapping[str, Any], buckets: Sequence[int], level: str) -> int:
+    """Return the bytes of the vectors in which gradients travel, and the few numbers that travel with them.
+
+    The arguments are fields of ``Workload``.
+    """
+    # At level bits a bucket is sent in slices, which do not tell its size.
+    counted = 0 if level == "bits" else sum(buckets)
+    return counted or int(parameters["gradient_bytes"])
+
+
 def memory_of(
-    workload: Workload, step_kind: str, samples: float, recompute: bool = False
+    workload: Workload, step_kind: str, samples: float, recompute: bool = False, several: bool = False
 ) -> dict[str, float]:
     """Return bytes by part on one device that takes a step over ``samples`` samples with all of the model.
 
     Activations: a fixed part and so many bytes a sample, by what autograd kept in a real step. ``recompute``: with
-    activation checkpointing, where that was measured. What the allocator had at its peak beyond the parts that have a
-    name is its margin (blocks are rounded up, and what is free lies in pieces); nothing where no peak was measured.
+    activation checkpointing, where that was measured. ``several``: as one of several devices, which has its gradients
+    in flat vectors: see ``gradients_at_peak``. What the peak was beyond the parts that have a name is workspace, up to
+    the most that was seen, and beyond that the allocator's margin (blocks are rounded up, and what is free lies in
+    pieces); where no peak was measured the most workspace, and no margin.
     """
     held = workload.memory
     each = held["activation_bytes_per_sample"]
     less = held["checkpointed_activation_bytes_per_sample"]
     if recompute and less is not None:
         each = less
+    activations = held["activation_fixed_bytes"] + each * samples
     parts: dict[str, float] = {
         **states_of(workload).on_each(),
         "buffers": workload.parameters["buffer_bytes"],
-        "activations": held["activation_fixed_bytes"] + each * samples,
-        "workspace": held["workspace_bytes"],
+        "activations": activations,
     }
-    kept = sum(parts.values()) - each * samples
-    parts["allocator"] = 0.0 if recompute else margin_of(workload, step_kind, samples, kept, each)
+    flat = _flat(workload, several)
+    parts[GRADIENTS] = gradients_at_peak(workload.parameters["gradient_bytes"], activations, flat)
+    rest = None if recompute else beyond_parts(workload, step_kind, samples, several)
+    most = float(held["workspace_bytes"])
+    parts["workspace"] = most if rest is None else min(most, rest)
+    parts["allocator"] = 0.0 if rest is None else rest - parts["workspace"]
     return parts
 
 
-def margin_of(workload: Workload, step_kind: str, samples: float, fixed: float, each: float) -> float:
-    """Return by how many bytes a step's peak is above ``fixed`` and ``each`` a sample: what has no name.
+def beyond_parts(workload: Workload, step_kind: str, samples: float, several: bool = False) -> float | None:
+    """Return by how many bytes a step's peak is above what weights, gradients, optimizer, buffers and activations take.
 
-    Between two measured shares on a line, beyond them that of the nearest one, so that more samples never take less.
+    By the peaks of one of ``several`` devices, whose vectors of gradients are in them, or of one alone; where there are
+    only the others, by those. Between two measured shares on a line, beyond them that of the nearest one, so that more
+    samples never take less. ``None`` where no peak of this step kind is known.
     """
-    peaks = [peak for peak in workload.memory["peak"] if peak["step_kind"] == step_kind]
-    points = sorted(
-        (peak["samples"], max(0.0, peak["bytes"] - fixed - each * peak["samples"])) for peak in peaks
-    )
+    held = workload.memory
+    peaks = [peak for peak in held["peak"] if peak["step_kind"] == step_kind]
+    own = [peak for peak in peaks if (peak["devices"] > 1) == several] or peaks
+    found: dict[int, float] = {}
+    for peak in own:
+        flat = _flat(workload, peak["devices"] > 1)
+        named = named_bytes(workload.parameters, held, peak["samples"], flat)
+        # Of several numbers of devices with this share the largest: which one it is does not matter to the share.
+        found[peak["samples"]] = max(found.get(peak["samples"], 0.0), peak["bytes"] - named)
+    points = sorted(found.items())
     if not points:
-        return 0.0
+        return None
     return between(points, min(max(samples, points[0][0]), points[-1][0]))
+
+
+def named_bytes(
+    parameters: Mapping[str, Any], memory: Mapping[str, Any], samples: float, flat: float = 0.0
+) -> float:
+    """Return what all parts of a step take that have a name of their own, at its peak.
+
+    ``parameters``, ``memory``: fields of ``Workload``; ``flat``: as for ``gradients_at_peak``.
+    """
+    activations = memory["activation_fixed_bytes"] + memory["activation_bytes_per_sample"] * samples
+    states = parameters["bytes"] + parameters["optimizer_bytes"] + parameters["buffer_bytes"]
+    return float(states + activations + gradients_at_peak(parameters["gradient_bytes"], activations, flat))
+
+
+def _flat(workload: Workload, several: bool) -> int:
+    return flat_bytes(workload.parameters, workload.buckets, workload.level) if several else 0

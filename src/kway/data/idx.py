@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kway.data.folders import set_folder
 from kway.data.images import Images
 from kway.data.sources import Source
 from kway.errors import DataError
-from kway.paths import check_reachable
 
 _UINT8 = 0x08
 _CLASSES = 10
@@ -29,18 +29,7 @@ def load_folder(name: str, data_dir: Path | None, checksums: Mapping[str, str]) 
     ``checksums``: SHA-256 of the decompressed content by file name; a file that is not named is not checked.
     Raises ``DataError`` naming the file that is missing, truncated or wrong.
     """
-    if data_dir is None:
-        raise DataError(
-            f"data set {name!r} without a folder", "it is read from files", "pass --data-dir or set KWAY_DATA"
-        )
-    folder = data_dir / name
-    check_reachable(f"data set {name!r}:", folder)
-    if not folder.is_dir():
-        raise DataError(
-            f"no folder {folder}",
-            f"the four IDX files of {name}",
-            "put them there, or name another root with --data-dir or KWAY_DATA",
-        )
+    folder = set_folder(name, data_dir, "the four IDX files")
     # All four are found before the first is read: a missing one is told at once.
     files = {
         part: (_find(folder, images), _find(folder, labels)) for part, (images, labels) in _FILES.items()

@@ -37,10 +37,15 @@ def load(name: str, data_dir: Path | None = None, seed: int = 0) -> Source:
     """Read a data set.
 
     ``data_dir`` is the root with one folder a set, for sets that are read from files; nothing is downloaded
-    into it. ``seed`` decides sets that are drawn. Raises ``UsageError`` for an unknown name or a package that
-    is not installed, and ``DataError`` for files that are missing, truncated or wrong.
+    here (``kway.data.fetching``). ``seed`` decides sets that are drawn. Raises ``UsageError`` for an unknown name or a
+    package that is not installed, and ``DataError`` for files that are missing, truncated or wrong.
     """
     if name not in names():
         raise unknown("data set", name, names())
-    source: Source = import_module(f"{_SETS}.{name.replace('-', '_')}").load(data_dir, seed)
+    source: Source = import_module(module_of(name)).load(data_dir, seed)
     return source
+
+
+def module_of(name: str) -> str:
+    """Return the module of a data set."""
+    return f"{_SETS}.{name.replace('-', '_')}"

@@ -67,6 +67,12 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
+def process_limit(root: Path = Path("/")) -> int | None:
+    """Return how many processes and threads the control groups allow, or ``None`` without a limit."""
+    limits = (_number(_text(folder / "pids.max")) for _, folder in _groups(root, "pids"))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _reclaimable(folder: Path, key: str) -> int:
     """Return the bytes of file cache that the kernel gives back under pressure."""
     for line in _text(folder / "memory.stat").splitlines():

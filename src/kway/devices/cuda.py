@@ -31,13 +31,16 @@ SWITCH = 2
 class Driver(NamedTuple):
     """What the driver says. ``gpus`` in its own order, by PCI bus; ``links`` between its indices.
 
-    ``problem`` says in a sentence why there is nothing to see, and is empty where there is.
+    ``problem`` says in a sentence why there is nothing to see, and is empty where there is. ``cuda``: the newest CUDA
+    that it can run (``13.0``).
     """
 
     version: str | None
     gpus: list[dict[str, Any]]
     links: list[dict[str, Any]]
     problem: str = ""
+    maker: str = "NVIDIA"
+    cuda: str | None = None
 
 
 def absent(problem: str) -> Driver:
@@ -63,9 +66,9 @@ def read(
     """Ask the driver for its GPUs. Never raises: what cannot be told is ``None`` or ``unknown``.
 
     Each GPU has ``physical``, ``name``, ``uuid``, ``memory_total`` and ``memory_free`` (bytes),
-    ``compute_capability`` (``9.0``) and ``mig`` (UUIDs of its instances, mostly none). Each link has ``a``,
-    ``b``, ``peer`` (direct access, or ``None``), ``over`` (``nvlink``, a value of ``COMMON_ANCESTOR``, or
-    ``unknown``) and ``nvlinks`` (how many, or ``None``).
+    ``compute_capability`` (``9.0``), ``bus`` (its PCI address) and ``mig`` (UUIDs of its instances, mostly none). Each
+    link has ``a``, ``b``, ``peer`` (direct access, or ``None``), ``over`` (``nvlink``, a value of ``COMMON_ANCESTOR``,
+    or ``unknown``) and ``nvlinks`` (how many, or ``None``).
     """
     if not present():
         return absent(NO_DRIVER)
@@ -79,13 +82,18 @@ def read(
         return absent(f"the NVIDIA driver does not answer: {error}")
     try:
         version = _text(_ask(nvml, "nvmlSystemGetDriverVersion"))
+        newest = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2") or _ask(
+            nvml, "nvmlSystemGetCudaDriverVersion"
+        )
         count = _ask(nvml, "nvmlDeviceGetCount") or 0
         handles = [_ask(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
         gpus = [_gpu(nvml, index, handle) for index, handle in enumerate(handles)]
         links = _links(nvml, handles)
     finally:
         _ask(nvml, "nvmlShutdown")
-    return Driver(version, gpus, links, "" if gpus else "the NVIDIA driver lists no GPU")
+    # As CUDA writes it: 1000 times the major version and 10 times the minor one.
+    runs = f"{newest // 1000}.{newest % 1000 // 10}" if newest else None
+    return Driver(version, gpus, links, "" if gpus else "the NVIDIA driver lists no GPU", cuda=runs)
 
 
 def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
@@ -103,12 +111,13 @@ def _text(value: Any) -> str | None:
 
 
 def _gpu(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
-    memory = capability = name = uuid = None
+    memory = capability = name = uuid = bus = None
     if handle is not None:
         name = _text(_ask(nvml, "nvmlDeviceGetName", handle))
         uuid = _text(_ask(nvml, "nvmlDeviceGetUUID", handle))
         memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
         capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+        bus = _bus(_ask(nvml, "nvmlDeviceGetPciInfo", handle))
     return {
         "physical": index,
         "name": name or "unknown",
@@ -116,6 +125,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
         "memory_total": None if memory is None else int(memory.total),
         "memory_free": None if memory is None else int(memory.free),
         "compute_capability": None if capability is None else f"{capability[0]}.{capability[1]}",
+        "bus": bus,
         "mig": [] if handle is None else _mig(nvml, handle),
     }
 

@@ -8,6 +8,7 @@ also a ``torch.device``, which is one rank, or a list of them.
 from collections.abc import Sequence
 from typing import Any
 
+from kway.devices.mps import NO_COLLECTIVES
 from kway.errors import UsageError
 from kway.records import Cluster
 
@@ -19,7 +20,7 @@ SEVERAL = "several are separated by spaces, those without a colon also by commas
 def parse(spec: Any, cluster: Cluster) -> list[str]:
     """Return the torch device strings of a device set, one a rank.
 
-    Raises ``UsageError`` for what is no device set, a count below 1, a GPU that is not there or is listed
+    Raises ``UsageError`` for what is no device set, MPS, a count below 1, a GPU that is not there or is listed
     twice, and more GPUs than are visible.
     """
     text = _text(spec)
@@ -28,6 +29,8 @@ def parse(spec: Any, cluster: Cluster) -> list[str]:
         return _all_gpus(cluster) or ["cpu"]
     if kind == "cpu":
         return ["cpu"] * (_count(text, rest) if colon else 1)
+    if kind == "mps":
+        raise UsageError(f"device set {text!r}", NO_COLLECTIVES, "use --devices cpu:N")
     if kind == "cuda":
         _need_gpus(text, 1, cluster)
         return _listed(text, rest, cluster) if colon else _all_gpus(cluster)
@@ -50,6 +53,8 @@ def spelled(spec: Any) -> Any:
     kinds = {str(device.type) for device in devices}
     if kinds == {"cpu"}:
         return f"cpu:{len(devices)}"
+    if kinds == {"mps"}:
+        return "mps"
     if kinds == {"cuda"}:
         return f"cuda:{','.join(str(device.index or 0) for device in devices)}"
     raise UsageError(f"device set {spec!r}", FORMS, "name CPU ranks only, or GPUs of CUDA only")

@@ -24,7 +24,7 @@ def simulated(
     ``visible`` is its ``CUDA_VISIBLE_DEVICES`` (``None``: unset), ``torch_cuda`` the CUDA version of its
     torch (``None``: a build without CUDA); ``memory`` and ``gpu_memory`` in bytes.
     """
-    cards = [
+    cards: list[dict[str, Any]] = [
         {
             "physical": index,
             "name": gpu_name,
@@ -32,6 +32,7 @@ def simulated(
             "memory_total": gpu_memory,
             "memory_free": gpu_memory,
             "compute_capability": "9.0",
+            "bus": None,
             "mig": [],
         }
         for index in range(gpus)

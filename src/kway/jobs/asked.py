@@ -1,19 +1,24 @@
-"""What is to be planned, and the records that a user gives for it."""
+"""What is to be planned."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kway.devices.cpu import threads_for
-from kway.errors import UsageError
+from kway.devices.select import parse_list, spelled
+from kway.devices.topology import discover
+from kway.errors import RefusedError, UsageError
 from kway.job import Job
-from kway.measurements import Measurements
+from kway.jobs.alone import refuse_among_ranks
 from kway.planned import device_type
-from kway.planning.candidates import Candidate, Left, candidates
+from kway.planning.candidates import Candidate, Left, candidates, device_sets
 from kway.planning.price import Scaling
 from kway.records import Cluster
-from kway.workload import Workload
+from kway.step.build import build
+from kway.step.kinds import DEFAULT_KIND, kind_of
+from kway.strategies.layout import check_model, one_process
+from kway.training.parts import training_parts
+from kway.units import shown
 
 AUTO = "auto"
 
@@ -55,24 +60,77 @@ class Asked:
         return threads_for(ranks, beside_gpu=beside_gpu)
 
 
-def workloads_given(given: Any) -> list[Workload]:
-    """Return workloads from records, files, or a list of them. Raises ``UsageError``."""
-    every = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    return [_loaded("workload", each, Workload) for each in every]
+def asked_of(
+    job: Job,
+    devices: Any,
+    strategy: Any,
+    exactness: str,
+    shards: int,
+    step_kind: Any,
+    batch_size_per_device: int | None = None,
+    cluster: Cluster | None = None,
+) -> Asked:
+    """Return what is to be planned. Raises ``UsageError`` for what cannot be; nothing is started."""
+    cluster = discover() if cluster is None else cluster
+    refuse_among_ranks("a plan", "their number is chosen already", "plan in one process")
+    kinds = _names("step_kind", step_kind)
+    for name in kinds or ():
+        kind_of(name)
+    sets = _sets(devices, cluster)
+    if batch_size_per_device is not None:
+        job = replace(job, batch_size=_positive(batch_size_per_device))
+    parts, _ = training_parts(replace(job, validation=None))
+    model = build(job)
+    scaling = Scaling(parts.order.batch_size, batch_size_per_device is not None)
+
+    node_of = {f"cuda:{gpu['index']}": gpu.get("node", 0) for gpu in cluster.gpus}
+
+    def refused(layout: Mapping[str, int], devices: Sequence[str]) -> str:
+        if one_process(layout) and len({node_of.get(device, 0) for device in devices}) > 1:
+            return "its ranks are threads of one process, and these devices are of several machines"
+        try:
+            check_model(job, model, layout, exactness, scaling.of(len(devices)), shards)
+        except RefusedError as error:
+            return str(error)
+        return ""
+
+    asked = Asked(
+        job,
+        cluster,
+        sets,
+        _names("strategy", strategy),
+        kinds,
+        exactness,
+        shards,
+        scaling,
+        refused,
+        devices != AUTO,
+    )
+    # What cannot be is said before anything is timed.
+    found, left = asked.candidates(lambda device: kinds or [DEFAULT_KIND])
+    if not found:
+        raise UsageError(f"no plan for {job.title}", left[0].why if left else "there is no layout")
+    return asked
 
 
-def measurements_given(given: Any) -> Measurements | None:
-    """Return measurements from a record or a file, ``None`` where none is given. Raises ``UsageError``."""
-    found: Measurements | None = None if given is None else _loaded("measurements", given, Measurements)
-    return found
+def _sets(devices: Any, cluster: Cluster) -> list[list[str]]:
+    """Return device sets: all of a machine, those that a user names, or those that are sets already."""
+    if isinstance(devices, list) and devices and all(isinstance(each, list) for each in devices):
+        return devices
+    spec = spelled(devices)
+    return device_sets(cluster) if spec == AUTO else parse_list(spec, cluster)
 
 
-def _loaded(what: str, given: Any, kind: Any) -> Any:
-    if isinstance(given, kind):
-        return given
-    if not isinstance(given, str | Path):
-        raise UsageError(
-            f"{what} is of type {type(given).__name__}",
-            f"it must be a {kind.__name__}, or the path of its file",
-        )
-    return kind.load(Path(given))
+def _names(what: str, given: Any) -> list[str] | None:
+    """Return names from a list or a text with commas, ``None`` for ``auto``. Raises ``UsageError``."""
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",") if name.strip()]
+    if not isinstance(given, Sequence) or not given or not all(isinstance(name, str) for name in given):
+        raise UsageError(f"{what}={shown(given)}", "it must be auto, or names in a list or by commas")
+    return None if AUTO in given else list(dict.fromkeys(given))
+
+
+def _positive(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"batch_size_per_device={shown(value)}", "it must be a whole number of at least 1")
+    return value

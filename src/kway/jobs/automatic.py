@@ -12,10 +12,10 @@ import torch
 from kway.devices.topology import discover
 from kway.errors import UsageError
 from kway.job import Job
-from kway.jobs.asked import AUTO
+from kway.jobs.asked import AUTO, asked_of
 from kway.jobs.known_costs import gather
 from kway.jobs.place import Place, place
-from kway.jobs.planning import asked_of, planned
+from kway.jobs.ranking import ranked
 from kway.jobs.tuning import first_kind
 from kway.launch.torchrun import from_environment
 from kway.planned import Planned, spelled_set, titled
@@ -153,7 +153,7 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
     asked = asked_of(going.job, going.devices, AUTO, going.exactness, going.shards, kinds, cluster=cluster)
     if going.devices == AUTO and cluster.gpus:
         asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
-    record = planned(asked, gather(asked, (), None, ranks, _announced(going.job, say), seconds=MOST_S), begun)
+    record = ranked(asked, gather(asked, {}, None, ranks, _announced(going.job, say), seconds=MOST_S), begun)
     row = record.best
     return replace(
         going,

@@ -10,6 +10,7 @@ from torch import nn
 
 from kway.errors import line_of
 from kway.job import Job
+from kway.jobs.own_data import on_own_data
 from kway.jobs.training import train
 from kway.planned import spelled_set, titled
 from kway.training.clock import WARM_UP, WINDOW
@@ -35,7 +36,7 @@ def check(
     """Run every candidate that fits ``ROUNDS`` times, one after the other; return lines on what did not run.
 
     Rows get ``measured_step_s`` (the median of the runs), ``error`` and ``rounds``. Each run is one of ``kway.train``
-    over a copy of the model, with the batch of its row, and without validation or tuning.
+    over copies of model and data, with the batch of its row, and without validation or tuning.
     """
     fit = [row for row in rows if row["fits"]]
     took = ROUNDS * sum(
@@ -78,7 +79,7 @@ def steps_of(step_s: float) -> int:
 def measured(job: Job, row: dict[str, Any], level: str, shards: int, ranks: Any = None) -> float | None:
     """Train as a row says for some steps; return the step time that the run reports."""
     steps = steps_of(row["step_s"])
-    own = replace(job, validation=None, batch_size=row["batch_size"])
+    own = replace(on_own_data(job), validation=None, batch_size=row["batch_size"])
     if isinstance(job.model, nn.Module):
         # The user's own module is trained by nobody here.
         model, beside = copied(job.model, job)

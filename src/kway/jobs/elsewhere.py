@@ -9,7 +9,8 @@ from kway.devices.topology import discover
 from kway.elsewhere.machine import elsewhere
 from kway.elsewhere.moving import moved
 from kway.errors import UsageError
-from kway.jobs.asked import AUTO, Asked, workloads_given
+from kway.jobs.asked import AUTO, Asked
+from kway.jobs.given import workloads_given
 from kway.jobs.known_costs import Known, profiled
 from kway.jobs.measuring import measure
 from kway.measurements import Measurements
@@ -28,11 +29,10 @@ def known_elsewhere(
     The model is profiled on a GPU here where there is one, else on the CPU. Raises ``UsageError`` where this machine
     lacks a rate that the model is scaled by.
     """
-    given = workloads_given(workload)
     cluster = discover()
     here = replace(asked, cluster=cluster, sets=device_sets(cluster))
-    device_type = here.device_types[0]
-    own = given[0] if given else profiled(here, device_type, say, refresh, None)
+    given = list(workloads_given(workload, here).values())
+    own = given[0] if given else profiled(here, here.device_types[0], say, refresh, None)
     rates = measure(only=RATES, quick=True, refresh=refresh, say=say)
     there_is = moved(own, rates, there)
     return Known(

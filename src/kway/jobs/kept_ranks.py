@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,11 +33,24 @@ class KeptRanks:
             for ranks in self._started.values():
                 ends.callback(ranks.close, kill=kind is not None)
 
-    def __call__(self, device_set: Sequence[str], task: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """See the class. Raises what ``launch.local.Ranks.run`` raises; after that other ones are started."""
+    def __call__(
+        self,
+        device_set: Sequence[str],
+        task: Callable[..., Any],
+        *arguments: Any,
+        limit_s: float | None = None,
+    ) -> list[Any]:
+        """See the class. Raises what ``launch.local.Ranks.run`` raises, ``StallError`` where the task has not ended
+        after ``limit_s`` seconds; after that other ones are started.
+        """
         chosen = list(device_set)
         where = Place(choose(chosen, "auto", "math"), rank_threads(chosen), None)
-        return where.run(task, *arguments, ranks=self._of(chosen, where.threads), apart=True)
+        return where.run(
+            _begun, task, *arguments,
+            ranks=self._of(chosen, where.threads),
+            apart=True,
+            stall_timeout=None if limit_s is None else timedelta(seconds=limit_s),
+        )  # fmt: skip
 
     def start(self, device_set: Sequence[str], task: Callable[..., Any]) -> None:
         """Call ``task(context)`` on such ranks, unless they are there already."""
@@ -55,3 +69,9 @@ class KeptRanks:
             found = Ranks(chosen, threads=threads, echo=False, preload=PRELOAD)
             self._started[tuple(chosen)] = found
         return found
+
+
+def _begun(context: Any, task: Callable[..., Any], *arguments: Any) -> Any:
+    """Call ``task(context, *arguments)`` as one sign of life: it is watched as a whole."""
+    context.status.at("measure")
+    return task(context, *arguments)

@@ -17,7 +17,7 @@ from kway.jobs.asked import Asked
 from kway.jobs.measuring import QUICK_S, measure
 from kway.jobs.profiling import AUTO, NOT_ASKED, USUAL_S, profile
 from kway.measurements import Measurements
-from kway.planned import device_type, spelled_set
+from kway.planned import spelled_set
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, KINDS
 from kway.training.parts import training_parts
@@ -68,20 +68,20 @@ class Known:
 
 def gather(
     asked: Asked,
-    workloads: Sequence[Workload],
+    given: Mapping[str, Workload],
     measurements: Measurements | None,
     ranks: Any,
     say: Callable[[str], None],
     refresh: bool = False,
     seconds: float | None = None,
 ) -> Known:
-    """Return what prices are made of. What is given, or was found out before, is not found out again.
+    """Return what prices are made of. What is ``given`` (workloads by type of device), or was found out before, is not
+    found out again.
 
     ``refresh``: what was found out before counts for nothing. ``seconds``: what all of it may take, about; ``None``:
-    as long as a profile and a quick measurement take. Raises ``UsageError`` for what is of another job.
+    as long as a profile and a quick measurement take. Raises ``UsageError`` where it cannot be found out.
     """
     begun = time.perf_counter()
-    given = {device_type(each.device): _of_job(each, asked) for each in workloads}
     several = any(asked.counts(kind)[-1] > 1 for kind in asked.device_types)
     machine_too = several and measurements is None
     part = None if seconds is None else seconds * (PROFILE_PART if machine_too else 1.0)
@@ -124,18 +124,6 @@ def kinds_for(named: Sequence[str] | None, device_type: str) -> list[str]:
     if named is None:
         return [DEFAULT_KIND] if device_type == "cpu" else list(KINDS)
     return [name for name in named if KINDS[name].needs in (None, device_type)]
-
-
-def _of_job(workload: Workload, asked: Asked) -> Workload:
-    """Return a workload that was given. Raises ``UsageError`` where it is of another job."""
-    for what, got, need in (
-        ("model", workload.model, asked.job.title),
-        ("precision", workload.precision, asked.job.precision),
-        ("level", workload.level, asked.level),
-    ):
-        if got != need:
-            raise UsageError(f"a workload of {what} {got}", f"the job has {need}", "profile the job anew")
-    return workload
 
 
 def profiled(

@@ -176,7 +176,7 @@ def _measured(
         figures = [figure.to_dict() for figure in experiment.run(bench)]
     except RankError as error:
         # A back end that does not work here is no reason to know nothing of the rest.
-        return entry | {"why": error.headline}, []
+        return entry | {"why": error.headline, "notes": [*bench.notes, *filter(None, [error.traceback])]}, []
     for tidy in (gc.collect, torch.cuda.empty_cache):
         tidy()
     readings = bench.readings

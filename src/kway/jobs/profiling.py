@@ -21,6 +21,7 @@ from kway.job import Job
 from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.arguments import check_job
 from kway.jobs.folder import claimed
+from kway.jobs.own_data import on_own_data
 from kway.jobs.place import choose, rank_threads
 from kway.profiling.run import Profiler, Wanted
 from kway.step.build import build
@@ -54,13 +55,15 @@ def profile(
 ) -> Workload:
     """Measure what the steps of ``job`` cost on one device; return the record.
 
-    The job stays as it is; of its data set samples are read, which one that draws or counts by itself takes note of.
+    The job stays as it is: samples are read from a copy of its data set, which may draw or count by itself, or be a
+    stream that can be read once.
 
     ``devices``: the set to prepare for: one of them computes, over the shares that 1 to all of them would have;
     ``auto``: all GPUs, else as many CPU ranks as there are processors.
     ``step_kind``: one or several; ``auto``: eager on a CPU, all on a GPU. ``seconds``: about how long it may take;
     large models and compilers take longer. ``out``: a folder for workload.json. ``say`` is told what
-    goes on. The rest as for ``kway.train``. Raises ``UsageError`` before anything is measured.
+    goes on. The rest as for ``kway.train``. Raises ``UsageError`` before anything is measured, also for data that
+    cannot be copied.
     """
     begun = time.perf_counter()
     check_job(job)
@@ -88,6 +91,7 @@ def profile(
         check_model(
             job, model, {}, exactness, training_parts(replace(job, validation=None))[0].order.batch_size
         )
+        job = on_own_data(job)
         wanted = Wanted(
             device, len(device_set), kinds, seconds, lambda count: rank_threads(device_set[:count])
         )

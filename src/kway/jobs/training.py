@@ -17,18 +17,18 @@ from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
-from kway.jobs.arguments import check_given, functions_of
+from kway.jobs.arguments import check_given
 from kway.jobs.automatic import Going, foreseen
+from kway.jobs.decisions import figure_of, patience_of
 from kway.jobs.folder import claimed, is_there, logs_of
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
-from kway.jobs.listeners import Callback, Listeners
+from kway.jobs.listeners import Callback, followed, listeners
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find
 from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
-from kway.registry import unknown
 from kway.report.lines import last_figures
 from kway.step.build import build, load_tensors, made_before
 from kway.step.made import add_made
@@ -36,17 +36,19 @@ from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
+from kway.trackers.chosen import EVENTS
+from kway.trackers.protocol import Tracker
 from kway.training.facts import check_length, facts_of
+from kway.training.growing import growth_of
 from kway.training.loop import Loop
 from kway.training.parts import training_parts
 from kway.training.saving import FOLDER
-from kway.training.spec import PATIENCE, TrainSpec, interval, saving_interval
+from kway.training.spec import TrainSpec, interval, saving_interval
 from kway.training.subject import subject_of
 from kway.training.timeline import FILE as TIMELINE
 from kway.training.timeline import check_timeline, timeline_steps
-from kway.training.validation import BEST, known_figure
+from kway.training.validation import BEST
 from kway.units import counted, duration
-from kway.world import StopRequest
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def train(
     steps: int | None = None,
     out: Path | str | None = None,
     callbacks: Iterable[Callback] = (),
+    trackers: Iterable[str | Tracker] = (),
     validate_every: int | str = 1,
     log_every: int = 10,
     save_best: str | None = None,
@@ -103,7 +106,11 @@ def train(
     on_oom: str = "error",
     stall_timeout: str | float | timedelta | None = None,
     timeline: bool | int | None = None,
+    batch_size_per_device: int | None = None,
+    lr_scale: str | None = None,
+    lr_warmup: int | str | None = None,
     echo: bool = True,
+    progress: bool = False,
     ranks: Any = None,
 ) -> Run:
     """Train ``job`` and return the run.
@@ -145,21 +152,32 @@ def train(
     ``timeline``: a number of steps (``True``: 5) that every rank records through torch's profiler after its warm-up:
     the record then says what their time went into, and ``out`` has one trace of all ranks, timeline.json.gz.
 
+    ``batch_size_per_device``: the global batch is that times the number of devices: then the number does change the
+    result, and a notice says what would be usual for the learning rate. ``lr_scale``: scale it so, against that of one
+    device: ``"linear"`` or ``"sqrt"`` (``kway.step.scaling``), after a warm-up of ``lr_warmup`` epochs, or like
+    ``"200steps"`` (``None``: 5 epochs, or a tenth of the run where that is less; 0: none).
+
     ``callbacks`` are called as ``(event, record)`` in the calling process, whatever the number of devices:
     ``start``, ``step`` (every ``log_every`` steps), ``validation``, ``epoch``, ``checkpoint`` (a save began),
-    ``notice``, ``warning``, ``end``. ``echo``: whether what
-    ranks print is shown. ``ranks``: CPU ranks that are already started.
+    ``notice``, ``warning``, ``end``. ``trackers``: ``"tensorboard"`` (event files in ``out``/tensorboard), ``"wandb"``,
+    ``"mlflow"``, or objects as ``kway.trackers`` makes them: they get the configuration and all figures of these
+    events. One that fails is told of once, and ends no run. ``progress``: show how far the run is, in one line that is
+    redrawn in a terminal or a notebook, in plain lines at intervals elsewhere. ``echo``: whether what ranks print is
+    shown. ``ranks``: CPU ranks that are already started.
 
     Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``OutOfMemoryError``;
     ``StoppedError`` where the run was asked to stop; ``RankError`` where a rank fails, ``StallError`` where one makes
     no progress; inside one device, what the user's code raises.
     """
     check_given(job, ranks, out=out)
-    stall = duration("stall_timeout", stall_timeout)
-    tell = Listeners(functions_of("callbacks", callbacks), StopRequest())
+    stall, tell = duration("stall_timeout", stall_timeout), listeners(callbacks, progress)
+    growth = growth_of(
+        batch_size_per_device, lr_scale, lr_warmup, planned=plan is not None or strategy == AUTO
+    )
     going = foreseen(plan, Going(job, devices, strategy, step_kind, exactness, shards), ranks, tell.say)
-    job, step_kind, exactness, shards = going.job, going.step_kind, going.exactness, going.shards
     where = going.place(stall is not None, settings)
+    job = going.job if growth is None else growth.of(going.job, where.plan.devices)
+    step_kind, exactness, shards = going.step_kind, going.exactness, going.shards
     threads.check(
         where,
         on_oom,
@@ -176,9 +194,9 @@ def train(
         steps=steps,
         validate_every=interval("validate_every", validate_every),
         log_every=log_every,
-        save_best=_figure(job, "save_best", save_best),
-        early_stop=_figure(job, "early_stop", early_stop),
-        patience=_patience(patience, early_stop),
+        save_best=figure_of(job, "save_best", save_best),
+        early_stop=figure_of(job, "early_stop", early_stop),
+        patience=patience_of(patience, early_stop),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         is_kept=out is not None,
         checkpoint_every=saving_interval("checkpoint_every", checkpoint_every),
@@ -195,19 +213,20 @@ def train(
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
     adapting = adapting_of(on_oom, job, model, where, parts.order)
-    spec = replace(spec, facts=facts_of(job, parts, where.plan, model), made=made_before(job))
+    spec = spec if growth is None else growth.over(spec, parts.order)
+    spec = replace(spec, facts=facts_of(spec.job, parts, where.plan, model), made=made_before(job))
 
     def long_enough(checkpoint: Checkpoint) -> None:
         check_length(checkpoint, epochs, steps)
 
-    with ExitStack() as stack:
+    with followed(tell, trackers, out), ExitStack() as stack:
         # First: a run that is at work there may remove what would be found.
         folder = _folder(stack, where, out, resume)
         found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
         if out is not None:
             stack.enter_context(says_what_is_there(folder, tell.stop, tell.begun))
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
-        sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
+        sent = replace(spec.job, model=model, init=None) if isinstance(job.model, nn.Module) else spec.job
         spec = replace(
             spec,
             job=sent,
@@ -223,12 +242,11 @@ def train(
             now = spec
             if number:
                 newer, lines = find(folder, True, spec.facts, model, long_enough)
-                resume_from = str(newer) if newer is not None else spec.resume
                 now = replace(
                     spec,
                     job=adapting.job(sent),
                     plan=where.plan,
-                    resume=resume_from,
+                    resume=str(newer) if newer is not None else spec.resume,
                     told=(),
                     # What ended the run may have been a measurement.
                     tune=None if spec.tune is None else replace(spec.tune, why_not=STARTED_AGAIN),
@@ -333,30 +351,6 @@ def _gone_if_refused(logs: Path | None, seen: set[str]) -> Iterator[None]:
         raise
 
 
-def _figure(job: Job, what: str, name: str | None) -> str | None:
-    """Return the name of a validation figure that a decision waits for. Raises ``UsageError``."""
-    if name is None:
-        return None
-    if job.validation is None:
-        raise UsageError(f"{what}={name!r} without validation data", f"{what} is judged on validation data")
-    if not isinstance(name, str) or not known_figure(name, job.metrics):
-        raise unknown("validation figure", str(name), ["validation_loss", *job.metrics])
-    return name
-
-
-def _patience(patience: int | None, early_stop: str | None) -> int:
-    """Return how many validations ``early_stop`` waits. Raises ``UsageError`` where nothing waits."""
-    if patience is None:
-        return PATIENCE
-    if early_stop is None:
-        raise UsageError(
-            f"patience={patience!r} without early_stop",
-            "there is nothing to wait for",
-            'name a figure: early_stop="validation_loss"',
-        )
-    return patience
-
-
 def _ways(path: Path | str) -> list[Path]:
     whole = Path(path).resolve()
     return [whole, *whole.parents]
@@ -371,5 +365,9 @@ def _folder(stack: ExitStack, where: Place, out: Path | str | None, resume: bool
             "a record is never written over",
             "to train on, name the run with resume= (--resume-from) and another folder with out= (--out)",
         )
-    others = () if own else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", TIMELINE, FOLDER)
+    others = (
+        ()
+        if own
+        else ("weights.safetensors", "ema.safetensors", BEST, "curves.png", TIMELINE, FOLDER, EVENTS)
+    )
     return Path(on_main(where, lambda: str(stack.enter_context(claimed(out, "train.json", others)))))

@@ -16,6 +16,8 @@ LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.1
 # Of Linux's sockios.h: asks for the address of an interface.
 _SIOCGIFADDR = 0x8915
+# Where it is set, HIP does not read CUDA_VISIBLE_DEVICES.
+_HIP = "HIP_VISIBLE_DEVICES"
 
 # What another launcher left in the environment describes its ranks, not ours.
 _OTHERS = (
@@ -138,11 +140,6 @@ def wait_for_listener(host: str, port: int, timeout: float) -> None:
         time.sleep(_LOOK_S)
 
 
-def backend_of(devices: Sequence[str]) -> str:
-    """Name the collective back end for ranks on ``devices``."""
-    return "nccl" if devices and all(device.startswith("cuda") for device in devices) else "gloo"
-
-
 def device_of_rank(device: str, rank: int) -> str:
     """Name the device as the rank itself sees it: of the chosen GPUs, in order, its own."""
     return f"cuda:{rank}" if device.startswith("cuda") else device
@@ -175,7 +172,16 @@ def environment(
     # Ranks see what was chosen, all of it: direct copies between GPUs need both ends visible to each rank.
     chosen = _visible(devices, inherited.get("CUDA_VISIBLE_DEVICES")) if "cuda" in kinds else ""
     made["CUDA_VISIBLE_DEVICES"] = chosen
+    if _HIP in inherited:
+        made[_HIP] = _visible_to_hip(devices, inherited[_HIP]) if "cuda" in kinds else ""
     return made
+
+
+def _visible_to_hip(devices: Sequence[str], visible: str) -> str:
+    """Say the same to builds for ROCm; as it was where it names too few GPUs, and so is not what counts here."""
+    names = visible.split(",")
+    indices = [int(device.partition(":")[2] or "0") for device in devices]
+    return ",".join(names[index] for index in indices) if max(indices) < len(names) else visible
 
 
 def _visible(devices: Sequence[str], visible: str | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kway.errors import KwayError, UsageError
 from kway.launch.address import check_interface, check_name, loopback_interface, wait_for_listener
+from kway.launch.built import usable_backend
 from kway.launch.init_method import ENV
 from kway.launch.meeting import meet
 from kway.launch.status import watched
@@ -52,7 +53,7 @@ def join(world: World, timeout: timedelta = timedelta(seconds=60), patient: bool
     if one_machine:
         _use_loopback()
     dist.init_process_group(
-        world.backend,
+        usable_backend(world.device),
         store=store,
         rank=world.rank,
         world_size=world.size,

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from kway.backends import backend_of
 from kway.errors import KwayError, UsageError
 from kway.launch import address, failure
 from kway.launch.blame import dump_call
@@ -50,7 +51,7 @@ class Ranks(Closing):
     ) -> None:
         self._devices = tuple(devices)
         self._environment = address.environment(self._devices, threads)
-        address.check_interface(self._environment, address.backend_of(self._devices))
+        address.check_interface(self._environment, backend_of(self._devices))
         self._threads, self._group, self._preload = threads, group, tuple(preload)
         self._logs, self._start_timeout = logs, start_timeout.total_seconds()
         self._echo = to_parent(len(self._devices)) if echo is True else echo or None
@@ -165,7 +166,7 @@ class Ranks(Closing):
             rank=rank,
             size=self.size,
             device=address.device_of_rank(self._devices[rank], rank),
-            backend=address.backend_of(self._devices),
+            backend=backend_of(self._devices),
             port=port,
             listen_fd=listen_fd if rank == 0 else -1,
             group=self._group,

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kway.backends import backend_of
 from kway.errors import KwayError
 from kway.launch import address, failure
 from kway.launch.closing import Closing
@@ -171,7 +172,7 @@ class Pool(Closing):
             size=len(self._devices),
             # Of the GPUs that it sees, the only one.
             device=address.device_of_rank(self._devices[place], 0),
-            backend=address.backend_of(self._devices),
+            backend=backend_of(self._devices),
             port=0,
             listen_fd=-1,
             group=False,

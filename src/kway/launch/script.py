@@ -9,6 +9,7 @@ from datetime import timedelta
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from kway.backends import backend_of
 from kway.errors import UsageError
 from kway.launch import address, failure
 from kway.launch.as_main import working_folder
@@ -58,7 +59,7 @@ def launch(
     check(target, module)
     size = len(devices)
     shared = address.environment(devices, threads if size > 1 else None)
-    address.check_interface(shared, address.backend_of(devices))
+    address.check_interface(shared, backend_of(devices))
     method = init_method or InitMethod()
     if str(method) != ENV:
         shared[VARIABLE] = str(method)

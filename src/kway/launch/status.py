@@ -21,6 +21,7 @@ PHASES = (
     "evaluate",
     "save",
     "tune",
+    "measure",
     "main only",
     "own code",
     "idle",

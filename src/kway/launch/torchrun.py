@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from kway.backends import backend_of
 from kway.errors import UsageError
 from kway.launch import mpi
 from kway.launch.init_method import ENV, LAST_PORT, VARIABLE, InitMethod, chosen, parse
@@ -70,7 +71,7 @@ def from_environment(
         local_rank=local_rank,
         local_size=local_size,
         device=_device(environ, device, local_rank, local_size),
-        backend="nccl" if device == "cuda" else "gloo",
+        backend=backend_of([device]),
         threads=threads or _threads(environ, local_size, cores),
         origin="env",
         cores=cores,

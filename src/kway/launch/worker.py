@@ -18,6 +18,7 @@ from typing import Any
 from kway.launch import stacks
 from kway.launch.address import LOOPBACK
 from kway.launch.blame import dump_value
+from kway.launch.built import usable_backend
 from kway.launch.failure import of_exception
 from kway.launch.lifeline import Lifeline, flush_output, write_whole_lines
 from kway.launch.payload import load
@@ -111,7 +112,7 @@ class _Group:
         store = PrefixStore(f"task{number}", self._store)
         store.set_timeout(_FOR_EVER if watched else _STORE_TIMEOUT)
         dist.init_process_group(
-            setup.backend,
+            usable_backend(setup.device),
             store=store,
             rank=setup.rank,
             world_size=size,

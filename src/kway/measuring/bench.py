@@ -15,6 +15,9 @@ from kway.measuring.timer import Candidate, Clock, Policy, Reading, Timer, Work
 from kway.measuring.work import Call
 
 Sizes = Mapping[str, Any]
+# What ranks do within a budget of seconds is given up after so many times as long and a while: first calls are added
+# to a budget, and a back end that hangs would hold up all the rest.
+PATIENCE, WHILE_S = 2.0, 20.0
 
 
 class OnRanks(Protocol):
@@ -24,8 +27,14 @@ class OnRanks(Protocol):
     ``context.world`` says where a rank is. ``start`` calls a task where there are no such ranks yet.
     """
 
-    def __call__(self, device_set: Sequence[str], task: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """See the class."""
+    def __call__(
+        self,
+        device_set: Sequence[str],
+        task: Callable[..., Any],
+        *arguments: Any,
+        limit_s: float | None = None,
+    ) -> list[Any]:
+        """See the class. ``limit_s``: it raises ``RankError`` where ranks have not come to an end by then."""
 
     def start(self, device_set: Sequence[str], task: Callable[..., Any]) -> None:
         """See the class."""
@@ -113,7 +122,8 @@ class Bench:
         assert self.on_ranks is not None
         policy = replace(self.policy, seconds=self.share(devices[0], part))
         begun = self.clock()
-        found = self.on_ranks(list(devices), task, *arguments, policy, time.time())[0]
+        limit_s = PATIENCE * policy.seconds + WHILE_S
+        found = self.on_ranks(list(devices), task, *arguments, policy, time.time(), limit_s=limit_s)[0]
         self._purse(devices[0]).pay(part, self.clock() - begun)
         return found
 

@@ -3,30 +3,30 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kway.planned import titled, type_of
+from kway.planned import one_device, titled
 from kway.units import bytes_text, counted, seconds_text
 
 # Of the largest change of a term in its direction, and of the step, what is left unsaid.
 SMALL, SMALL_OF_STEP = 0.05, 0.001
 # By which part two candidates differ that are said to be as fast as each other.
 EVEN = 0.005
-# By which part candidates differ whose order no prediction can tell.
+# By which part candidates differ whose order no prediction can tell, however good those before were.
 CLOSE = 0.03
 
 Row = dict[str, Any]
 
 
-def explained(rows: Sequence[Row], chosen: int) -> list[str]:
-    """Return the sentence of each row. ``chosen``: which one is the plan."""
-    return [_reason(row, place, rows, chosen) for place, row in enumerate(rows)]
+def explained(rows: Sequence[Row], chosen: int, close: float = CLOSE) -> list[str]:
+    """Return the sentence of each row. ``chosen``: which one is the plan; ``close``: what is not told apart."""
+    return [_reason(row, place, rows, chosen, close) for place, row in enumerate(rows)]
 
 
-def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int) -> str:
+def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int, close: float) -> str:
     if not row["fits"]:
         return does_not_fit(row)
-    one = one_device(row, rows)
+    one = one_device(rows, row)
     if place == chosen:
-        return _why_first(row, one, rows, chosen)
+        return _why_first(row, one, rows, chosen, close)
     if not row["eligible"]:
         return f"never chosen: {counted(row['devices'], 'rank')} share fewer cores"
     best = rows[chosen]
@@ -35,13 +35,17 @@ def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int) -> str:
         after = _from_batch_on(row)
         return f"{text}; {after}" if after else text
     if row["samples_per_s"] > best["samples_per_s"]:
-        near = f"predicted to be less than {CLOSE:.0%} faster than {titled(best)}, too close to tell"
+        near = f"predicted to be less than {_part(close)} faster than {titled(best)}, too close to tell"
         return f"{near}: {_changes(best, row)}"
     return f"{_slower(row, best)}: {_changes(best, row)}"
 
 
-def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int) -> str:
-    word = "fastest" if chosen == 0 else f"chosen of those within {CLOSE:.0%} of the fastest"
+def _part(close: float) -> str:
+    return f"{100 * close:.3g}%"
+
+
+def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int, close: float) -> str:
+    word = "fastest" if chosen == 0 else f"chosen of those within {_part(close)} of the fastest"
     if row["devices"] > 1 and one is not None:
         ratio = row["samples_per_s"] / one["samples_per_s"]
         return f"{word}: {ratio:.2f} times as fast as {titled(one)}: {_changes(one, row)}"
@@ -55,15 +59,6 @@ def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int) -> s
 def several_ratio(row: Row, other: Row) -> float:
     """Return how many times as long as ``row`` the other candidate takes for a sample."""
     return float(row["samples_per_s"] / other["samples_per_s"])
-
-
-def one_device(row: Row, rows: Sequence[Row]) -> Row | None:
-    """Return the candidate on one device of the same type that a row is compared with: same step kind before others."""
-    alike = [
-        other for other in rows if other["devices"] == 1 and other["fits"] and type_of(other) == type_of(row)
-    ]
-    same = [other for other in alike if other["step_kind"] == row["step_kind"]]
-    return next(iter(same or alike), None)
 
 
 def _slower(row: Row, other: Row) -> str:

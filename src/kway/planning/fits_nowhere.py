@@ -55,7 +55,9 @@ def _help(candidate: Candidate, row: dict[str, Any], price: Pricer, room: Room, 
             f"what would help: {flag} {most}, or the same batch in parts, --micro-batch {share}; --settings "
             "recompute=true keeps fewer activations"
         )
-    fixed = sum(size for name, size in row["memory"].items() if not name.startswith(BY_SAMPLES))
+    # Of the smallest batch: what shrinks with the samples may hide what does not.
+    least = price(candidate, scaling.of(candidate.devices, 1)).memory
+    fixed = sum(size for name, size in least.items() if not name.startswith(BY_SAMPLES))
     return (
         f"a smaller batch does not help, as {bytes_text(fixed)} do not depend on it: what would help is an optimizer "
         "that keeps less state (--optimizer sgd), a smaller model, or devices with more memory"

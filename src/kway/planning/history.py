@@ -6,6 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from kway.devices.remembered import digest, read, write
+from kway.planning.candidates import Candidate
+from kway.planning.explain import CLOSE
 from kway.records import Cluster
 
 # As many as the figure that later plans show is of; older ones say how kway was.
@@ -41,10 +43,37 @@ def keep(facts: Mapping[str, Any], checks: Iterable[Mapping[str, Any]]) -> None:
     write(_place(facts), facts, checks=every[-MOST:])
 
 
-def summary(checks: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(checks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how many checks there are, and by which part of what was measured predictions were off on average."""
     errors = [abs(entry["error"]) for entry in checks]
     return {"checks": len(errors), "mean_error": fmean(errors) if errors else None}
+
+
+def of_candidates(
+    checks: Iterable[Mapping[str, Any]], candidates: Iterable[Candidate], model: str
+) -> list[Mapping[str, Any]]:
+    """Return the checks of these candidates: same strategy, devices and step kind; of ``model`` where there are such,
+    else of any.
+    """
+    keys = {(each.strategy, each.device_set, each.step_kind) for each in candidates}
+    of_these = [
+        each
+        for each in checks
+        if (each.get("strategy"), tuple(each.get("device_set") or ()), each.get("step_kind")) in keys
+    ]
+    return [each for each in of_these if each.get("model") == model] or of_these
+
+
+def too_close(
+    checks: Iterable[Mapping[str, Any]], candidates: Iterable[Candidate], model: str
+) -> dict[str, Any]:
+    """Return ``Planned.too_close``: by which part candidates may differ and not be told apart.
+
+    That is ``CLOSE``, or the mean error of the checks of these candidates where that is more: who was off by a tenth
+    does not know which of two is faster that are closer.
+    """
+    known = summary(of_candidates(checks, candidates, model))
+    return {"part": max(CLOSE, known["mean_error"] or 0.0), **known}
 
 
 def entry(row: Mapping[str, Any], model: str, made: str) -> dict[str, Any]:

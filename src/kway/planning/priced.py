@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 from kway.measurements import Measurements
+from kway.planning.beyond import beyond
 from kway.planning.candidates import Candidate
 from kway.planning.price import Price, Pricer
 from kway.strategies.pricing import priced
@@ -32,6 +33,7 @@ def pricer(
         )
         memory = {name: math.ceil(size) for name, size in estimate.memory.items() if size > 0}
         terms = {name: seconds for name, seconds in estimate.terms.items() if seconds > 0}
-        return Price(terms, memory, tuple(estimate.notes))
+        notes = [*estimate.notes, *beyond(workloads[kind], candidate, estimate.samples)]
+        return Price(terms, memory, tuple(notes))
 
     return price

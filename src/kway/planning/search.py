@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kway.errors import UsageError
+from kway.planned import one_device
 from kway.planning.candidates import Candidate, Left
 from kway.planning.explain import CLOSE, explained
 from kway.planning.fits_nowhere import fits_nowhere
@@ -33,8 +34,10 @@ def search(
     cores: int,
     flop_per_sample: float | None,
     title: str,
+    close: float = CLOSE,
 ) -> Found:
     """Price and rank candidates. ``cores``: more CPU ranks are never chosen. ``title``: what errors call the model.
+    ``close``: by which part candidates may differ and not be told apart.
 
     Raises ``UsageError`` where nothing can be priced, and where nothing fits: with what is missing and what would help.
     """
@@ -53,14 +56,16 @@ def search(
     if not any(row["fits"] for _, row in rows):
         raise fits_nowhere(title, rows, price, room, scaling)
     table = [row for _, row in rows]
-    chosen = _chosen(table)
+    chosen = _chosen(table, close)
+    of = {id(row): each for each, row in rows}
     for each, row in rows:
-        one = _alone(each, [other for other, _ in rows])
+        one = one_device(table, row)
         if one is not None and each.devices > 1:
-            row["break_even"] = _break_even(each, one, price, scaling, flop_per_sample)
-    for row, reason in zip(table, explained(table, chosen), strict=True):
+            row["break_even"] = _break_even(each, of[id(one)], price, scaling, flop_per_sample)
+    for row, reason in zip(table, explained(table, chosen, close), strict=True):
         row["reason"] = reason
-    serial = _serial(rows[chosen][0], [each for each, _ in rows], price, scaling)
+    one = one_device(table, table[chosen])
+    serial = None if one is None else _serial(of[id(one)], of.values(), price, scaling)
     bound = None if serial is None else amdahl_bound(serial)
     return Found(table, chosen, left, serial, bound, [each for each, _ in rows])
 
@@ -95,28 +100,15 @@ def _rank(row: dict[str, Any]) -> tuple[bool, bool, float, int]:
     return not row["fits"], not row["eligible"], -row["samples_per_s"], row["devices"]
 
 
-def _chosen(rows: Sequence[dict[str, Any]]) -> int:
+def _chosen(rows: Sequence[dict[str, Any]], part: float) -> int:
     """Return which candidate is the plan: the fastest, or among those that are too close to tell from it one with fewer
     devices, and of these one whose ranks are processes: they share neither interpreter nor memory.
     """
     # Where only more ranks than cores were asked for, the fastest of them is all there is.
     may = [place for place, row in enumerate(rows) if row["fits"] and row["eligible"]] or [0]
     fastest = rows[may[0]]["samples_per_s"]
-    close = [place for place in may if rows[place]["samples_per_s"] * (1 + CLOSE) >= fastest]
+    close = [place for place in may if rows[place]["samples_per_s"] * (1 + part) >= fastest]
     return min(close, key=lambda place: (rows[place]["devices"], one_process(rows[place]["layout"]), place))
-
-
-def _alone(candidate: Candidate, others: Sequence[Candidate]) -> Candidate | None:
-    """Return one device of the same type with the same step kind, which more devices are compared with."""
-    return next(
-        (
-            other
-            for other in others
-            if other.devices == 1
-            and (other.device_type, other.step_kind) == (candidate.device_type, candidate.step_kind)
-        ),
-        None,
-    )
 
 
 def _break_even(
@@ -132,11 +124,6 @@ def _break_even(
         return {"batch_size": None, "flop_per_sample": None}
 
 
-def _serial(
-    chosen: Candidate, candidates: Sequence[Candidate], price: Pricer, scaling: Scaling
-) -> float | None:
-    one = chosen if chosen.devices == 1 else _alone(chosen, candidates)
-    if one is None:
-        return None
+def _serial(one: Candidate, candidates: Iterable[Candidate], price: Pricer, scaling: Scaling) -> float:
     counts = {each.devices for each in candidates if each.device_type == one.device_type}
     return serial_fraction(one, price, scaling.of(1), sorted(counts))

@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from kway.comm.rehearsed import Call
+from kway.cost.memory import flat_bytes, named_bytes
 from kway.devices import cpu
 from kway.errors import RefusedError, UsageError, line_of
 from kway.job import Job
 from kway.launch.status import Status
 from kway.profiling.bound import rates
 from kway.profiling.inside import Inside, counted, kept_line, look_inside, rows
+from kway.profiling.optimizer_text import optimizer_text
 from kway.profiling.seats import Seat, seats
 from kway.profiling.sitting import Reading, Sitting
 from kway.profiling.sizes import gradients_of, parameters_of
@@ -32,6 +34,10 @@ TIMED, INSIDE = 0.6, 0.2
 # Sittings are open at once where what their models and optimizers take is this part of the free memory.
 AT_ONCE = 0.25
 TYPES = {"fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+# The most bytes that a step takes, by how many devices it is one of, and samples.
+Peaks = dict[tuple[int, int], int]
 
 
 @dataclass
@@ -61,10 +67,10 @@ class Wanted:
 
 @dataclass
 class Seen:
-    """What sittings have shown so far: a ``table`` of timings, the most bytes by samples, collectives, and more."""
+    """What sittings have shown so far: a ``table`` of timings, peaks, collectives, and more."""
 
     table: list[dict[str, Any]] = field(default_factory=list)
-    peaks: dict[int, int] = field(default_factory=dict)
+    peaks: Peaks = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     inside: Inside | None = None
 
@@ -90,14 +96,7 @@ class Profiler:
 
     def run(self) -> Profiled:
         """Do all of it. Raises ``UsageError`` where the model cannot be copied, and what its code raises."""
-        try:
-            copied(self._model, self._job)
-        except Exception as error:
-            raise UsageError(
-                f"a model, loss, penalty or metric that cannot be copied ({line_of(error)})",
-                "steps are timed on a copy, so that yours stay as they are",
-                "leave out of them what copy.deepcopy cannot copy",
-            ) from error
+        copied_for_steps(self._model, self._job)
         begun = time.perf_counter()
         with torch_threads():
             table = self._eager()
@@ -203,11 +202,15 @@ class Profiler:
         else:
             yield list(self._seats)
 
-    def _peaks(self, sittings: Sequence[Sitting], before: int) -> dict[int, int]:
-        """Return the most bytes that a step of each share takes on a GPU, by samples, beyond those there ``before``."""
+    def _peaks(self, sittings: Sequence[Sitting], before: int) -> Peaks:
+        """Return the most bytes that a step of each share takes on a GPU, beyond those there ``before``."""
         if self._device.type != "cuda":
             return {}
-        return {samples: sitting.peak(samples) - before for sitting in sittings for samples in sitting.shares}
+        return {
+            (sitting.seat.devices, samples): sitting.peak(samples) - before
+            for sitting in sittings
+            for samples in sitting.shares
+        }
 
     def _describe(self, sitting: Sitting, inside: Inside) -> None:
         """Note what one device alone shows: sizes and layers."""
@@ -217,6 +220,7 @@ class Profiler:
         self.found.fields |= {
             "sample_bytes": inside.sample_bytes,
             "flop_per_sample": None if every is None else every / max(inside.counts),
+            "optimizer": optimizer_text(sitting.engine.optimizer),
             "parameters": parameters_of(model, sitting.engine.optimizer),
             "gradients": gradients_of(model),
             "layers": rows(model, inside, rates(self._device, TYPES.get(self._job.precision, torch.float32))),
@@ -226,11 +230,10 @@ class Profiler:
             self.found.notices.append(f"operations could not be counted: nothing is known of {names}")
         self.found.notices += [*sitting.engine.notices, *sitting.engine.doubts, *sitting.parts.notices]
 
-    def _remember(self, inside: Inside, peaks: dict[int, int], calls: Sequence[Call]) -> None:
+    def _remember(self, inside: Inside, peaks: Peaks, calls: Sequence[Call]) -> None:
         """Note memory and collectives."""
         fixed, each = kept_line(inside.counts, inside.sample_bytes)
-        sizes = self.found.fields["parameters"]
-        states = sum(sizes[name] for name in ("bytes", "gradient_bytes", "optimizer_bytes", "buffer_bytes"))
+        sizes, buckets = self.found.fields["parameters"], _buckets(calls)
         memory: dict[str, Any] = {
             "activation_bytes_per_sample": each,
             "activation_fixed_bytes": fixed,
@@ -241,21 +244,26 @@ class Profiler:
         self.found.fields |= {
             "memory": memory,
             "collectives": _collectives(calls),
-            "buckets": _buckets(calls),
+            "buckets": buckets,
         }
-        if peaks:
-            most = max(peaks)
-            memory["workspace_bytes"] = max(0, round(peaks[most] - states - fixed - each * most))
-            self._add_peaks(DEFAULT_KIND, peaks)
-        else:
-            shares = sorted({samples for seat in self._seats for samples in seat.shares})
-            counted_ = {samples: round(states + fixed + each * samples) for samples in shares}
-            self._add_peaks(DEFAULT_KIND, counted_)
+        flat = flat_bytes(sizes, buckets, self._plan.exactness)
 
-    def _add_peaks(self, kind: str, peaks: dict[int, int]) -> None:
+        def named(devices: int, samples: int) -> int:
+            return round(named_bytes(sizes, memory, samples, flat if devices > 1 else 0))
+
+        if peaks:
+            # Of one device alone, if the batch fits it, and the largest share.
+            most = max(peaks, key=lambda row: (-row[0], row[1]))
+            memory["workspace_bytes"] = max(0, peaks[most] - named(*most))
+        else:
+            spots = {(seat.devices, samples) for seat in self._seats for samples in seat.shares}
+            peaks = {row: named(*row) for row in spots}
+        self._add_peaks(DEFAULT_KIND, peaks)
+
+    def _add_peaks(self, kind: str, peaks: Peaks) -> None:
         self.found.fields["memory"]["peak"] += [
-            {"step_kind": kind, "samples": samples, "bytes": bytes_}
-            for samples, bytes_ in sorted(peaks.items())
+            {"step_kind": kind, "devices": devices, "samples": samples, "bytes": bytes_}
+            for (devices, samples), bytes_ in sorted(peaks.items())
         ]
 
     def _checkpointed(self, shares: Iterable[int]) -> float | None:
@@ -270,6 +278,18 @@ class Profiler:
             found = [counted(sitting, samples) for samples in sizes]
         counts = dict(zip(sizes, (counts for counts, _ in found), strict=True))
         return kept_line(counts, max(bytes_ for _, bytes_ in found))[1]
+
+
+def copied_for_steps(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the copies that ``copied`` makes. Raises ``UsageError`` where there are none."""
+    try:
+        return copied(model, job)
+    except Exception as error:
+        raise UsageError(
+            f"a model, loss, penalty or metric that cannot be copied ({line_of(error)})",
+            "steps are timed on a copy, so that yours stay as they are",
+            "leave out of them what copy.deepcopy cannot copy",
+        ) from error
 
 
 def _collectives(calls: Sequence[Call]) -> list[dict[str, Any]]:

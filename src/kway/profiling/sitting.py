@@ -14,6 +14,7 @@ from torch import nn
 from kway.comm.rehearsed import Calls, RehearsedGroup
 from kway.data.loader import Loader, Share
 from kway.data.order import KeyedOrder
+from kway.data.own_copy import FromTheStart
 from kway.data.parts import Parts
 from kway.data.streams import StreamOrder
 from kway.errors import DataError
@@ -157,11 +158,12 @@ class Sitting:
 def ordered(parts: Parts, batch_size: int, job: Job) -> Parts:
     """Return ``parts`` with batches of another size, in kway's own order: the user's sampler is not asked.
 
-    No larger than the data set.
+    No larger than the data set. A stream is read from its start each time, also one that can be read once.
     """
     order = parts.order
     if isinstance(order, StreamOrder):
-        return replace(parts, order=replace(order, batch_size=batch_size))
+        stream = FromTheStart(parts.dataset)
+        return replace(parts, dataset=stream, order=replace(order, batch_size=batch_size))
     samples = order.samples
     assert samples is not None
     keyed = KeyedOrder(samples, min(batch_size, samples), job.seed, job.shuffle)

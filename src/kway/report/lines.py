@@ -16,6 +16,7 @@ NOT_METRICS = frozenset(
         "epoch",
         "step",
         "steps",
+        "global_step",
         "samples",
         "seconds",
         "samples_per_s",

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kway.errors import UsageError
-from kway.planned import Planned, titled, type_of
+from kway.planned import Planned, one_device, titled, type_of
 from kway.report.curves import DOTS_PER_INCH, GREY
 from kway.report.measured_plots import COLOURS, LINES, MARKS
-from kway.report.plans import one_of, term_names
+from kway.report.plans import term_names
 from kway.units import seconds_text
 
 if TYPE_CHECKING:
@@ -73,30 +73,18 @@ def curves(record: Planned) -> dict[str, list[tuple[int, float, float | None]]]:
     kinds = {row["step_kind"] for row in record.candidates}
     types = {type_of(row) for row in record.candidates}
     for row in sorted(record.candidates, key=lambda row: int(row["devices"])):
-        one = one_of(record.candidates, row)
+        one = one_device(record.candidates, row)
         if row["devices"] == 1 or one is None:
             continue
         axes = ", ".join(row["layout"])
         # Layouts of several axes have many sizes on as many devices: the fastest of them is the curve.
         name = axes + (f" on {DEVICES[type_of(row)]}" if len(types) > 1 else "")
         name += f", {row['step_kind']}" if len(kinds) > 1 else ""
-        points = found.setdefault(
-            name, [(1, _own_start(record, one, row), _ratio(one, one, "measured_step_s"))]
-        )
+        points = found.setdefault(name, [(1, 1.0, _ratio(one, one, "measured_step_s"))])
         if points[-1][0] < row["devices"]:
             speed = row["samples_per_s"] / one["samples_per_s"]
             points.append((row["devices"], speed, _ratio(row, one, "measured_step_s")))
     return found
-
-
-def _own_start(record: Planned, one: dict[str, Any], row: dict[str, Any]) -> float:
-    """Return the speed of one device with the step kind of ``row``, beside the fastest one device."""
-    same = [
-        other
-        for other in record.candidates
-        if other["devices"] == 1 and (type_of(other), other["step_kind"]) == (type_of(row), row["step_kind"])
-    ]
-    return float(same[0]["samples_per_s"] / one["samples_per_s"]) if same else 1.0
 
 
 def _ratio(row: dict[str, Any], one: dict[str, Any], name: str) -> float | None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kway.planned import Planned, short_set, spelled_set, titled, type_of
+from kway.planned import Planned, one_device, short_set, spelled_set, titled
 from kway.report.tables import table
 from kway.units import bytes_text, counted, seconds_text
 
@@ -20,9 +20,19 @@ def lines_of(record: Planned) -> list[str]:
     lines += [
         f"{place + 1:>3}  {titled(row)}: {row['reason']}" for place, row in enumerate(record.candidates)
     ]
+    lines += _notes(record.candidates)
     lines += _left(record.left)
     lines += ["", *_whole(record), *trust(record)]
     return [*lines, *(f"note       {text}" for text in record.notices)]
+
+
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each thing that prices leave out or go beyond, with the candidates whose prices do."""
+    of: dict[str, list[str]] = {}
+    for place, row in enumerate(rows):
+        for text in row.get("notes", []):
+            of.setdefault(text, []).append(str(place + 1))
+    return [f"  !  {', '.join(places)}: {text}" for text, places in of.items()]
 
 
 def _left(rows: list[dict[str, Any]]) -> list[str]:
@@ -48,7 +58,7 @@ def _ranked(record: Planned) -> str:
     headings += ["measured", "error"] if checked else []
     cells = []
     for place, row in enumerate(rows):
-        one = _one(record, row)
+        one = one_device(rows, row)
         cells.append(
             [
                 f"{place + 1}{'*' if place == record.chosen else ''}",
@@ -68,16 +78,6 @@ def _ranked(record: Planned) -> str:
                 None if error is None else f"{error:+.1%}",
             ]
     return table(headings, cells)
-
-
-def _one(record: Planned, row: dict[str, Any]) -> dict[str, Any] | None:
-    return one_of(record.candidates, row)
-
-
-def one_of(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the fastest candidate on one device of the same type; ``None`` where none was priced."""
-    kind = type_of(row)
-    return next((other for other in rows if other["devices"] == 1 and type_of(other) == kind), None)
 
 
 def _terms(record: Planned) -> str:
@@ -135,6 +135,7 @@ def trust(record: Planned) -> list[str]:
             lines.append(
                 "           what it rests on may be of a busier moment than this: --refresh finds it out anew"
             )
+    lines += _too_close(record)
     history = record.history
     if history["checks"]:
         lines.append(
@@ -145,6 +146,17 @@ def trust(record: Planned) -> list[str]:
     if record.estimate_only:
         lines.append("estimate   this machine is not here: nothing of it was measured")
     return lines
+
+
+def _too_close(record: Planned) -> list[str]:
+    """Say how close is too close where that is more than for any prediction: because of what these were off by."""
+    known = record.too_close
+    if not known["checks"] or known["part"] > known["mean_error"]:
+        return []
+    return [
+        f"too close  within {100 * known['part']:.3g}% of each other: by so much predictions of these candidates were "
+        f"off in {counted(known['checks'], 'check')} here"
+    ]
 
 
 def side_by_side(predicted_s: float, measured_s: float | None) -> str:

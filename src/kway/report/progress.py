@@ -1,4 +1,7 @@
-"""Live progress of a training run: one line redrawn on a terminal, plain lines elsewhere."""
+"""Live progress of a training run: one line redrawn where that is possible, plain lines at intervals elsewhere.
+
+No colours and no escape sequences anywhere, so that a log holds what was said and nothing else.
+"""
 
 import math
 import os
@@ -13,6 +16,9 @@ from kway.units import counted
 REDRAW_S = 0.1
 # In a log, a line inside an epoch says that the run is alive; more often would drown the epochs.
 PLAIN_S = 30.0
+# A run of more epochs than these has no line for each, but one in so many seconds: short epochs would flood a log.
+MANY_EPOCHS = 50
+EPOCH_S = 5.0
 UNKNOWN_WIDTH = 80
 
 
@@ -48,6 +54,8 @@ class Progress:
     Other events are left alone. ``total_epochs`` serves where no ``start`` comes. ``live`` overrules what the
     stream says of itself; ``width`` returns the columns of the terminal, asked at each redraw because windows
     change; ``clock`` returns seconds.
+
+    Every epoch has a line of its own, up to 50 of them. In longer runs the first and the last have, and one every 5 s.
     """
 
     def __init__(
@@ -73,6 +81,8 @@ class Progress:
         self._judged: int | None = None
         self._drawn = 0
         self._last = float("-inf") if self._live else clock()
+        # When the last epoch got its line; that of the last one without.
+        self._told, self._untold = float("-inf"), ""
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Show one event."""
@@ -86,16 +96,16 @@ class Progress:
             case "epoch":
                 self._epoch(event)
             case "notice":
-                self.close()
                 self._print(f"note       {event['text']}")
             case "warning":
-                self.close()
                 self._print(f"warning    {event['text']}")
             case "end":
                 self.close()
 
     def close(self) -> None:
-        """Leave the terminal on a clean line. Safe to call twice, and after a failure."""
+        """Leave the terminal on a clean line, below the last epoch's. Safe to call twice, and after a failure."""
+        text, self._untold = self._untold, ""
+        self._print(text)
         if self._drawn:
             self._erase()
             self._stream.flush()
@@ -181,12 +191,23 @@ class Progress:
             (4, f"{event['seconds']:.1f} s" if "seconds" in event else ""),
             (5, lines.rate(event["samples_per_s"], 1.0) if "samples_per_s" in event else ""),
         ]
+        text = lines.GAP.join(text for _, text in fields if text)
         if self._live:
-            self._print(lines.fit(fields, self._width() - 1))
-            self._last = float("-inf")
-        else:
-            self._print(lines.GAP.join(text for _, text in fields if text))
-            self._last = self._clock()
+            text = lines.fit(fields, self._width() - 1)
+        now = self._clock()
+        if self._is_passed_over(event["epoch"], now):
+            self._untold = text
+            if self._live and now - self._last >= REDRAW_S:
+                self._last = now
+                self._draw(text)
+            return
+        self._untold, self._told = "", now
+        self._print(text)
+        self._last = float("-inf") if self._live else now
+
+    def _is_passed_over(self, epoch: int, now: float) -> bool:
+        is_one_of_many = (self._epochs or 0) > MANY_EPOCHS and epoch != self._epochs
+        return is_one_of_many and now - self._told < EPOCH_S
 
     def _print(self, line: str) -> None:
         if not line:

@@ -130,9 +130,14 @@ def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
 
 def make_schedule(job: Job, optimizer: torch.optim.Optimizer) -> Any:
     """Call the job's schedule once, if it has one. Raises ``UsageError`` as ``make_optimizer`` does."""
-    if job.schedule is None:
+    return scheduler_of(job.schedule, optimizer)
+
+
+def scheduler_of(factory: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """Return the scheduler that ``factory`` makes, if there is one. Raises ``UsageError`` as ``make_optimizer``."""
+    if factory is None:
         return None
-    schedule = called("the schedule", job.schedule, optimizer)
+    schedule = called("the schedule", factory, optimizer)
     if not hasattr(schedule, "step"):
         raise UsageError(
             f"the schedule is of type {type(schedule).__name__}",

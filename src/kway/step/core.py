@@ -29,6 +29,7 @@ from kway.step.penalty import one_number
 from kway.step.precision import precision_of
 from kway.step.presence import Presence
 from kway.step.roster import Roster
+from kway.step.scaling import advance
 from kway.step.seeds import UPDATE, Draws, Keyed, has_drawn
 from kway.step.signs import Signs
 from kway.step.tally import Tally
@@ -375,10 +376,5 @@ class StepCore(ABC):
 
     def advance(self) -> None:
         """Let the schedule count the step that ``update`` took, if it took one."""
-        if self._stepped and self.schedule is not None and not waits_for_figure(self.schedule):
-            self.schedule.step()
-
-
-def waits_for_figure(schedule: Any) -> bool:
-    """Whether a scheduler advances by a figure of a validation instead of with every optimizer step."""
-    return isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if self._stepped and self.schedule is not None:
+            advance(self.schedule)

@@ -14,6 +14,7 @@ from kway.errors import RefusedError, UsageError
 from kway.flat import flat
 from kway.job import Job, clip_rule
 from kway.records import Plan
+from kway.step.scaling import own_schedule
 from kway.units import counted
 
 
@@ -23,6 +24,7 @@ def facts_of(job: Job, parts: Parts, plan: Plan, model: nn.Module) -> dict[str, 
     ``model``: as it was built, without kway's changes.
     """
     rule = clip_rule(job.clip)
+    schedule, scale = own_schedule(job.schedule)
     return {
         "batch_size": parts.order.batch_size,
         "samples": parts.order.samples,
@@ -31,7 +33,8 @@ def facts_of(job: Job, parts: Parts, plan: Plan, model: nn.Module) -> dict[str, 
         "precision": job.precision,
         "loss": _name(job.loss),
         "penalty": _name(job.penalty),
-        "schedule": _name(job.schedule),
+        "schedule": _name(schedule),
+        "lr_scale": None if scale is None else f"{scale.rule} x {scale.factor:g}",
         "clip": None if rule is None else f"{rule[0]} {rule[1]:g}",
         "ema": job.ema,
         "frozen": [name for name, value in model.named_parameters() if not value.requires_grad],

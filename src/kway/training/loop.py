@@ -15,16 +15,18 @@ from kway.data.loader import Loader
 from kway.data.streams import StreamOrder
 from kway.launch.status import Status
 from kway.records import Training
-from kway.step.core import waits_for_figure
 from kway.step.kinds import kind_of
+from kway.step.scaling import waits_for_figure
 from kway.step.settings import Settings
 from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
+from kway.training.beginning import start_of
 from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
 from kway.training.facts import check_options, check_within, other_masks, resumed_notices
+from kway.training.growing import growth_lines, scale_facts
 from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
@@ -103,19 +105,8 @@ class Loop:
         try:
             self.saver.check()
             self.resumed = self._resume()
-            self._say(
-                {
-                    "event": "start",
-                    "epochs": spec.epochs,
-                    "steps_per_epoch": self.loader.steps(0),
-                    "stops_after": spec.steps,
-                    "samples": train.order.samples,
-                    "devices": plan.devices,
-                    "strategy": plan.strategy,
-                    "resumed_from_step": self.resumed,
-                }
-            )
-            for line in dict.fromkeys([*spec.told, *self._set_up(), *self.notices]):
+            self._say(start_of(spec, train, self.loader.steps(0), self.resumed, self.subject))
+            for line in dict.fromkeys([*self._told(), *self._set_up(), *self.notices]):
                 self._say({"event": "notice", "text": line})
             # An epoch that was begun is ended, though the run has taken all its steps.
             while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
@@ -159,6 +150,11 @@ class Loop:
                 "running statistics are the model's own"
             )
         return Validation(self.engine, held, self.spec, self.world.is_main, self._notice_buffers, self._warn)
+
+    def _told(self) -> tuple[str, ...]:
+        """Return what was known before, and note what follows for the rates: later a schedule has changed them."""
+        self.notices += growth_lines(self.spec, self.engine.optimizer, self.engine.schedule)
+        return self.spec.told
 
     def _set_up(self) -> list[str]:
         """Return lines for the user about the data and how steps run, known so far on any rank. A collective."""
@@ -211,7 +207,8 @@ class Loop:
             self.engine.schedule.step(loss)
         row = self._row(epoch, course, loss)
         self.rows.append(row)
-        self._say({"event": "epoch", **row} | ({"earlier": True} if self.steps == self.resumed else {}))
+        at = {"global_step": self.steps} | ({"earlier": True} if self.steps == self.resumed else {})
+        self._say({"event": "epoch", **row, **at})
         self.epoch, self.course = epoch + 1, None
         if self.agenda.saves_after(epoch) and not self._is_last(epoch):
             self._save(Position(self.steps, epoch + 1, 0))
@@ -310,6 +307,7 @@ class Loop:
             "event": "step",
             "epoch": epoch + 1,
             "step": step + 1,
+            "global_step": self.steps,
             "steps": self.loader.steps(epoch),
             "samples": course.samples,
             "seconds": course.passed(time.perf_counter()),
@@ -325,7 +323,8 @@ class Loop:
             figures = self.validation.judge(epoch, self.steps, at_the_end)
         if self.validation.stopped:
             self.notices.append(self.validation.stopped)
-        self._say({"event": "validation", "epoch": epoch + 1, "step": self.steps, **figures})
+        at = {"epoch": epoch + 1, "step": self.steps, "global_step": self.steps}
+        self._say({"event": "validation", **at, **figures})
 
     def _row(self, epoch: int, course: Course, loss: float) -> dict[str, Any]:
         metrics = course.tally.result(self.engine.part.batch_group)
@@ -385,6 +384,7 @@ class Loop:
             tuned=self.spec.tuned,
             processes=self.world.processes,
             timeline=timeline,
+            lr_scale=scale_facts(self.spec, self.engine.schedule),
             started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),
             wall_s=time.perf_counter() - begun,
         )

@@ -66,7 +66,8 @@ def copied(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
 
     Together: what one knows of another it knows of its copy. Functions stay what they are.
     """
-    beside = {"loss": job.loss, "penalty": job.penalty, "metrics": dict(job.metrics)}
+    names = ("loss", "penalty", "inputs", "target")
+    beside = {**{name: getattr(job, name) for name in names}, "metrics": dict(job.metrics)}
     with torch.no_grad():
         # With gradients, scripted layers would copy their parameters as results of something.
         made: tuple[nn.Module, dict[str, Any]] = copy.deepcopy((model, beside))

@@ -7,6 +7,7 @@ from typing import Any, Self
 from kway.errors import UsageError
 from kway.job import Job
 from kway.records import Plan
+from kway.step.scaling import LrScale
 from kway.step.settings import Settings
 from kway.training.wish import Wish
 from kway.units import shown
@@ -75,6 +76,8 @@ class TrainSpec:
     ``tune``: how step kind and settings are to be chosen before the run begins, ``None`` for as the plan has them;
     ``as_begun``: whether a run that goes on takes them from its checkpoint; ``tuned``: what a record says of it.
     ``timeline``: how many steps are recorded through the profiler, ``None`` for none.
+    ``per_device``: how many samples a device was to get, ``None`` where the global batch was named; ``lr_scale``: how
+    the job's schedule scales the rates for it, ``None`` for not at all.
     """
 
     job: Job
@@ -100,6 +103,8 @@ class TrainSpec:
     as_begun: bool = False
     tuned: dict[str, Any] | None = None
     timeline: int | None = None
+    per_device: int | None = None
+    lr_scale: LrScale | None = None
 
     def __post_init__(self) -> None:
         """Refuse counts that cannot work."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from kway.data.loader import Loader
 from kway.registry import unknown
-from kway.step.core import waits_for_figure
+from kway.step.scaling import waits_for_figure
 from kway.strategies.engine import Engine
 from kway.training.spec import TrainSpec
 from kway.training.stop import EarlyStop, improved

@@ -1,0 +1,128 @@
+"""Copies of data: what they leave alone, what they share, and what they refuse."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from kway.data.own_copy import FromTheStart, own_copy
+from kway.errors import UsageError
+
+X = torch.arange(32.0).view(8, 4)
+
+
+class Counts(Dataset):
+    """Counts how often it is asked, draws, and knows a module."""
+
+    def __init__(self, values=X):
+        self.values, self.asked, self.draws, self.module = values, 0, torch.Generator().manual_seed(3), math
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, place):
+        self.asked += 1
+        return self.values[place] + torch.rand(1, generator=self.draws), self.asked
+
+
+class Once(IterableDataset):
+    def __init__(self):
+        self.items = iter(range(5))
+
+    def __iter__(self):
+        return self.items
+
+
+def test_a_data_set_that_counts_and_draws_stays_where_it_is():
+    own = Counts()
+    _ = own[0]
+    made = own_copy(own)
+    first = made[1]
+    assert (own.asked, made.asked) == (1, 2)
+    assert made.values.data_ptr() != own.values.data_ptr()
+    assert made.module is math
+    assert torch.equal(own[1][0], first[0])
+
+
+def test_a_loader_is_copied_with_all_that_hangs_on_it():
+    class Collate:
+        asked = 0
+
+        def __call__(self, samples):
+            self.asked += 1
+            return torch.stack([value for value, _ in samples])
+
+    loader = DataLoader(Counts(), batch_size=4, shuffle=True, collate_fn=Collate())
+    made = own_copy(loader)
+    assert made.sampler.data_source is made.dataset
+    assert len([*made]) == 2
+    assert (loader.dataset.asked, loader.collate_fn.asked) == (0, 0)
+    assert (made.dataset.asked, made.collate_fn.asked, made.batch_size) == (8, 2, 4)
+
+
+@pytest.mark.parametrize("data", [X, (X, X), {"x": X}, torch.utils.data.TensorDataset(X), [(X[0], 1)] * 3])
+def test_what_lies_in_memory_is_nobodys_to_copy(data):
+    assert own_copy(data, room=0) is data
+    assert own_copy(DataLoader(data if not isinstance(data, dict) else [1]), room=0).dataset is not None
+
+
+def test_mapped_files_are_shared_and_what_can_be_written_is_not(tmp_path):
+    np.save(tmp_path / "x.npy", X.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    own = Counts(mapped[2:])
+    assert own_copy(own, room=0).values is own.values
+    written = Counts(np.load(tmp_path / "x.npy", mmap_mode="r+"))
+    assert own_copy(written).values is not written.values
+
+
+def test_a_copy_that_does_not_fit_is_refused_with_both_sizes():
+    # Two views of one storage take it once.
+    both = Counts(X)
+    both.other = X[4:]
+    assert own_copy(both, room=X.nbytes).other.shape == (4, 4)
+    with pytest.raises(UsageError, match=r"data of type Counts with 128 B in memory, where 127 B are left"):
+        own_copy(both, room=X.nbytes - 1)
+
+
+def test_what_cannot_be_copied_is_one_line_with_the_reason():
+    own = Counts()
+    own.lock = threading.Lock()
+
+    class Traceless(Counts):
+        def __deepcopy__(self, memo):
+            return self
+
+    traceless = Traceless()
+    traceless.lock = own.lock
+    assert own_copy(traceless) is traceless
+    with pytest.raises(
+        UsageError, match=r"data of type Counts that cannot be copied \(.*lock.*name the strategy"
+    ):
+        own_copy(own)
+
+
+def test_each_pass_over_a_stream_begins_where_the_stream_is():
+    own = Once()
+    assert next(own.items) == 0
+    stream = FromTheStart(own)
+    assert [[*stream], [*stream]] == [[1, 2, 3, 4]] * 2
+    assert [*own] == [1, 2, 3, 4]
+
+
+def test_a_stream_is_told_its_epoch_on_the_copy():
+    class Told(IterableDataset):
+        epoch = -1
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter([self.epoch])
+
+    own = Told()
+    stream = FromTheStart(own)
+    stream.set_epoch(4)
+    assert ([*stream], own.epoch) == ([4], -1)
