@@ -1,4 +1,4 @@
-"""Ranks that others started train as those of `kway launch` do; and one that dies under mpirun ends them all."""
+"""Ranks that others started train as those of `kway launch` do; and one that dies ends them all."""
 
 import os
 import shutil
@@ -38,11 +38,13 @@ steps = []
 
 def act(event, record):
     steps.append(event)
-    if event == "step" and steps.count("step") == 3 and rest[:1] == [os.environ.get("OMPI_COMM_WORLD_RANK")]:
+    if event == "step" and steps.count("step") == 3:
         sys.stderr.write(f"here it ends: {time.monotonic()}\\n")
         os.kill(os.getpid(), 9) if way == "killed" else os._exit(0)
 
-run = kway.train(job, epochs=2 if way != "killed" else 500, tune=False, callbacks=[act], log_every=1)
+rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK"))
+epochs, callbacks = (500, [act] if rank == "0" else []) if way in ("killed", "left") else (2, [])
+run = kway.train(job, epochs=epochs, tune=False, callbacks=callbacks, log_every=1)
 crowded = [line for line in run.record.notices if "usable core" in line]
 sys.stdout.write(f"{run.plan.strategy} {run.record.weights_sha256} {crowded}\\n")
 """
@@ -136,22 +138,40 @@ def test_ranks_of_mpirun_train_as_those_of_kway_launch(script, launched, mpirun,
     assert [*tmp_path.glob("kway-*")] == []
 
 
+def seconds_since_the_end(said):
+    return time.monotonic() - float(said.partition("here it ends: ")[2].split()[0])
+
+
 @pytest.mark.starts
-@pytest.mark.parametrize(("way", "code"), [("killed", 128 + signal.SIGKILL), ("left", 1)])
-def test_a_rank_that_ends_under_mpirun_takes_the_others_along(way, code, script, mpirun, leftovers, tmp_path):
-    """Killed, or gone with exit code 0, of which mpirun itself thinks nothing: the others miss it then."""
+def test_a_rank_that_is_killed_under_mpirun_takes_the_others_along(script, mpirun, leftovers, tmp_path):
     done = subprocess.run(
-        [*mpirun, script, way, "0"], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*mpirun, script, "killed"], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
-    assert done.returncode == code, done.stderr
-    died = float(done.stderr.partition("here it ends: ")[2].split()[0])
-    assert time.monotonic() - died < ENDED_WITHIN_S
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert seconds_since_the_end(done.stderr) < ENDED_WITHIN_S
     assert done.stdout == ""
     deadline = time.monotonic() + 5
     while (left := leftovers()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
     assert not [*tmp_path.glob("*.meet")]
+
+
+@pytest.mark.starts
+@pytest.mark.usefixtures("forked_commands")
+def test_a_rank_that_leaves_too_early_is_missed_by_the_others(script, tmp_path, leftovers):
+    """With exit code 0, of which no launcher thinks anything: the others end with another."""
+    meeting = {"RANK": "{rank}", "WORLD_SIZE": "2", "KWAY_INIT_METHOD": f"file://{tmp_path}/meeting"}
+    first, second = by_hand(script, "left", **meeting)
+    try:
+        _, said = first.communicate(timeout=LIMIT_S)
+        out, errors = second.communicate(timeout=LIMIT_S)
+    finally:
+        first.kill()
+        second.kill()
+    assert (first.returncode, second.returncode, out) == (0, 1, ""), errors
+    assert seconds_since_the_end(said) < ENDED_WITHIN_S
+    assert "gloo" in errors
 
 
 @pytest.mark.starts
