@@ -78,6 +78,18 @@ def figures(values: list[float]) -> dict[str, Any]:
     return {"median_s": middle, "spread": (max(values) - min(values)) / middle, "s_of_rounds": values}
 
 
+def rows_of(
+    first: dict[tuple[str, str], list[float]], end: dict[tuple[str, str], list[float]]
+) -> list[dict[str, Any]]:
+    """Return a row a candidate. ``ratio``: the median over rounds of its time by that of `kway launch` in the same."""
+    rows = []
+    for (launcher, script), seconds in first.items():
+        ratios = [one / other for one, other in zip(seconds, first["kway launch", script], strict=True)]
+        row = {"script": script, "launcher": launcher, "ratio": median(ratios)}
+        rows.append(row | {"to_first_step": figures(seconds), "to_end": figures(end[launcher, script])})
+    return rows
+
+
 def versions() -> dict[str, str]:
     """Name what was measured."""
     import torch
@@ -130,26 +142,17 @@ def main() -> int:
         "versions": versions(),
         "work": "LeNet, batch 256, SGD, fp32, one step on two CPU ranks (gloo)",
         "spread": "(max - min) / median over all rounds",
+        "ratio": "the time to the first step by that of kway launch in the same round, the median over rounds",
         "rounds": options.rounds,
         "load_before": load_before,
         "quiet": quiet,
-        "results": [
-            {
-                "script": script,
-                "launcher": launcher,
-                "to_first_step": figures(first[launcher, script]),
-                "to_end": figures(end[launcher, script]),
-            }
-            for launcher, script in candidates
-        ],
+        "results": rows_of(first, end),
     }
     options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     for row in record["results"]:  # type: ignore[attr-defined]
-        one, all_of_it = row["to_first_step"], row["to_end"]
-        print(
-            f"{row['script']:8} {row['launcher']:12} {one['median_s']:6.2f} s (spread {one['spread']:.0%}), "
-            f"to its end {all_of_it['median_s']:.2f} s"
-        )
+        one, whole = row["to_first_step"], row["to_end"]["median_s"]
+        figure = f"{one['median_s']:6.2f} s (spread {one['spread']:.0%}, ratio {row['ratio']:.2f})"
+        print(f"{row['script']:8} {row['launcher']:12} {figure}, to its end {whole:.2f} s")
     if not quiet:
         print(f"NOT quiet: load {load_before:.1f} on {os.cpu_count()} cores before it began")
     return 0
