@@ -21,7 +21,10 @@ from kway.report.curves import draw
 MARK = "KWAY_TEST_MARK"
 GONE_WITHIN_S = 10.0
 # What would make a test see the launcher, or the data, of whoever runs the tests.
-FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "KWAY_DATA")
+FOREIGN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("KWAY_DATA", "KWAY_INIT_METHOD"),
+)
 
 
 class Pool:

@@ -22,7 +22,8 @@ from rounds import measure
 import kway
 from kway.comm.group import Group
 from kway.devices.cuda import fix_workspace
-from kway.launch.torchrun import from_environment, join
+from kway.launch.joining import join
+from kway.launch.torchrun import from_environment
 from kway.step.deterministic import bits_hold_within
 from kway.world import World
 

@@ -13,8 +13,9 @@ class World:
     torch device string (``cpu`` or ``cuda:1``), ``backend`` the name of the collective back end (``gloo`` or
     ``nccl``), ``threads`` the number of intra-op CPU threads of this rank. ``origin`` says who made the rank:
     ``alone`` (the user's own process, no process group), ``local`` (kway started it), ``env`` (another
-    launcher, through ``RANK`` and ``WORLD_SIZE``) or ``threads`` (a thread of the user's own process: ``groups`` makes
-    the group of all ranks then).
+    launcher, through ``RANK`` and ``WORLD_SIZE`` or the variables of MPI, or the script itself with a process group) or
+    ``threads`` (a thread of the user's own process: ``groups`` makes the group of all ranks then). ``cores``: how
+    many logical processors the ranks of this machine share, where a launcher has bound each to a part (0: it has not).
     """
 
     rank: int = 0
@@ -26,6 +27,7 @@ class World:
     threads: int = 1
     origin: str = "alone"
     groups: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    cores: int = field(default=0, compare=False)
 
     @property
     def processes(self) -> int:

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from kway.cli.main import main
+from kway.launch.address import reserved_port
 
 pytestmark = pytest.mark.starts
 
@@ -32,6 +33,40 @@ def test_flags_after_the_script_are_the_scripts(script, leftovers):
     assert done.returncode == 0, done.stderr
     arguments = ["0", "--devices", "3", "--help"]
     assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] {arguments} {rank} True" for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("flag", ["--local-rank", "--local_rank"])
+@pytest.mark.usefixtures("forked_commands")
+def test_scripts_that_declare_it_get_their_local_rank_when_asked_for(tmp_path, flag, leftovers):
+    path = tmp_path / "declares.py"
+    path.write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        f"parser.add_argument({flag!r}, type=int, required=True)\nparser.add_argument('--lr')\n"
+        "args = parser.parse_args()\nprint(args.local_rank, args.lr)\n"
+    )
+    done = kway("--devices", "cpu:2", flag, str(path), "--lr", "1")
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] 0 1", "[rank 1] 1 1"], done.stderr
+    assert kway("--devices", "cpu:1", flag, str(path)).stdout == "0 None\n"
+    done = kway("--devices", "cpu:2", flag, str(path), "--local_rank=1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{flag}, and --local_rank=1 after {path}: each rank is to hear its own number" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["flag", "variable"])
+@pytest.mark.usefixtures("forked_commands")
+def test_ranks_are_told_where_to_meet(tmp_path, way, monkeypatch, leftovers):
+    path = tmp_path / "tells.py"
+    names = ("KWAY_INIT_METHOD", "MASTER_ADDR", "MASTER_PORT")
+    path.write_text(f"import os\nprint(*map(os.environ.get, {names}))\n")
+    with reserved_port() as port:
+        pass
+    url = f"tcp://localhost:{port}"
+    if way == "variable":
+        monkeypatch.setenv("KWAY_INIT_METHOD", url)
+    done = kway("--devices", "cpu:2", *(["--init-method", url] if way == "flag" else []), str(path))
+    assert sorted(done.stdout.splitlines()) == [f"[rank {r}] {url} localhost {port}" for r in (0, 1)], (
+        done.stderr
+    )
 
 
 def test_the_exit_code_of_the_rank_that_failed_is_that_of_the_command(script, leftovers):

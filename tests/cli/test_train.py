@@ -1,6 +1,7 @@
 """``kway train`` from its flags to its files, in this process."""
 
 import json
+import os
 import re
 import shlex
 
@@ -199,3 +200,16 @@ def test_a_batch_by_device_says_what_scaling_would_be_and_does_it_when_asked(tmp
     scale = json.loads((tmp_path / "scaled/train.json").read_text())["lr_scale"]
     assert (scale["rule"], scale["devices"], scale["warmup_steps"]) == ("sqrt", 2, 2)
     assert json.loads((tmp_path / "plain/train.json").read_text())["lr_scale"] is None
+
+
+def test_where_ranks_meet_is_for_ranks(tmp_path, capsys, monkeypatch):
+    """A process that is alone would take no notice; what cannot be right is said first."""
+    words = ["train", "lenet", "--out", str(tmp_path / "run"), "--init-method"]
+    assert main([*words, "tcp://127.0.0.1:29500"]) == 2
+    assert "tcp://127.0.0.1:29500 in a process that is alone" in capsys.readouterr().err
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert main([*words, "file://x"]) == 2
+    assert "--init-method 'file://x'" in capsys.readouterr().err
+    assert "KWAY_INIT_METHOD" not in os.environ
+    assert not (tmp_path / "run").exists()

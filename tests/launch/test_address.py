@@ -49,7 +49,7 @@ def test_a_name_service_that_does_not_answer_is_given_time(monkeypatch):
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", busy)
-    check_name({"MASTER_ADDR": "node-0"})
+    check_name("node-0", "MASTER_ADDR='node-0'")
 
 
 def test_waiting_for_a_listener_ends_when_it_is_there():

@@ -8,7 +8,8 @@ import pytest
 
 from kway.errors import KwayError, UsageError
 from kway.launch.address import reserved_port
-from kway.launch.torchrun import from_environment, join
+from kway.launch.joining import _check_backend, join
+from kway.launch.torchrun import from_environment
 from kway.world import World
 
 MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -98,6 +99,29 @@ def test_an_existing_group_is_used_if_it_is_the_one_that_is_meant(ranks):
     assert ranks.run(task) == [True, True]
 
 
+def test_a_group_that_the_script_has_made_says_the_place(ranks):
+    def task(context):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)
+        rank = context.world.rank
+        alike = {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+        places = [from_environment()]
+        os.environ.update(alike)
+        places.append(from_environment())
+        # A script may number its ranks otherwise than what started them.
+        os.environ.update(PMI_RANK=str(1 - rank), PMI_SIZE="2")
+        places.append(from_environment())
+        for name in alike:
+            del os.environ[name]
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
+        with pytest.raises(UsageError, match=r"the process group is for cpu:gloo.* computes on tpu"):
+            _check_backend(World(device="tpu"))
+        return [(world.rank, world.size, world.local_rank, world.local_size) for world in places]
+
+    for rank, places in enumerate(ranks.run(task)):
+        assert places == [(rank, 2, rank, 2), (rank, 2, 0, 1), (rank, 2, rank, 2)]
+
+
 def test_an_address_where_nobody_is_fails_in_time_and_is_named(ranks):
     def task(context, port):
         import torch.distributed as dist
@@ -115,7 +139,7 @@ def test_an_address_where_nobody_is_fails_in_time_and_is_named(ranks):
 def test_a_rank_without_rank_0_says_so_in_one_line():
     """Torch's own client prints its stack in such a case."""
     code = (
-        "from datetime import timedelta; from kway.launch.torchrun import join; from kway.world import World; "
+        "from datetime import timedelta; from kway.launch.joining import join; from kway.world import World; "
         "from kway.errors import KwayError\n"
         "try: join(World(rank=1, size=2), timedelta(seconds=0.5))\nexcept KwayError as e: print(e)"
     )
@@ -135,6 +159,7 @@ def test_a_rank_without_rank_0_says_so_in_one_line():
 
 def test_a_name_that_nobody_knows_is_refused_at_once(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "nope.invalid")
+    monkeypatch.setenv("MASTER_PORT", "29500")
 
     def unknown(*_):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -154,7 +179,8 @@ def test_a_network_interface_that_is_not_there_is_named(monkeypatch):
 SCRIPT = """
 import sys
 import torch, torch.distributed as dist
-from kway.launch.torchrun import from_environment, join
+from kway.launch.joining import _check_backend, join
+from kway.launch.torchrun import from_environment
 
 world = from_environment()
 join(world)

@@ -19,6 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.model(parser)
     options.loss(parser)
     options.placing(parser)
+    options.init_method(parser)
     parser.add_argument(
         "--weights", required=True, type=Path, metavar="PATH", help="a run's folder, or a safetensors file"
     )
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.cli._job import job_of
     from kway.jobs.evaluating import evaluate
 
+    options.meet(args)
     weights = weights_file(args.weights)
     job, lines = job_of(args)
     where = {"devices": args.devices, "strategy": args.strategy}

@@ -1,6 +1,7 @@
 """``kway launch``: a user's own script on k devices."""
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 from kway.cli import options
 
 HELP = "run your own script on k devices"
+# Scripts declare either; each gets the one that was asked for.
+RANK_FLAGS = ("--local-rank", "--local_rank")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command. What follows the script is the script's."""
-    flags = "[--devices SET] [--logs DIR] [--stall-timeout DURATION]"
+    flags = "[--devices SET] [--logs DIR] [--stall-timeout DURATION] [--init-method URL] [--local-rank]"
     parser.usage = f"kway launch {flags} (SCRIPT | -m MODULE) [ARGUMENTS ...]"
     parser.epilog = "Flags before the script are kway's, flags after it the script's."
     parser.add_argument(
@@ -23,6 +26,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--logs", type=Path, metavar="DIR", help="write what rank N prints to DIR/rank-N.log, too"
     )
     options.stall(parser)
+    options.init_method(parser)
+    for flag in RANK_FLAGS:
+        parser.add_argument(
+            flag,
+            dest="rank_flag",
+            action="store_const",
+            const=flag,
+            help="give the script this flag with its local rank, as scripts for torch's old launcher take it: "
+            f"{flag}=0",
+        )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or with -m a module")
     # Texts of every kind, also empty ones, which flags of kway's own may not be.
@@ -42,20 +55,29 @@ def run(args: argparse.Namespace) -> int:
     from kway.devices.select import parse, warnings
     from kway.devices.topology import discover
     from kway.launch import script
+    from kway.launch.init_method import VARIABLE
+    from kway.launch.init_method import parse as parse_method
     from kway.launch.temporary import check_temporary
     from kway.launch.torchrun import check_outside
     from kway.units import duration
 
     stall_timeout = duration("--stall-timeout", args.stall_timeout)
     _check_order(args)
+    url, named = (
+        (args.init_method, "--init-method") if args.init_method else (os.environ.get(VARIABLE, ""), VARIABLE)
+    )
+    method = parse_method(url, named) if url.strip() else None
     check_outside()
     script.check(args.script, args.module)
     cluster = discover()
     devices = parse(args.devices, cluster)
     if len(devices) == 1 and args.logs is None and stall_timeout is None:
-        script.replace_this_process(args.script, args.arguments, devices, module=args.module)
+        told = script.told_rank(args.rank_flag, 0)
+        script.replace_this_process(args.script, [*told, *args.arguments], devices, module=args.module)
     for line in warnings(devices, cluster):
         print(f"kway: note: {line}", file=sys.stderr)
+    if method is not None:
+        script.check_meeting(method)
     if args.logs is not None:
         check_temporary()  # before there is a folder of logs of what could not start
         _make_folder(args.logs)
@@ -68,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
         threads=threads_for(len(devices), beside_gpu=not on_cpu),
         logs=args.logs,
         stall_timeout=stall_timeout,
+        init_method=method,
+        rank_flag=args.rank_flag,
     )
     return 0
 
@@ -83,7 +107,19 @@ def _check_order(args: argparse.Namespace) -> None:
             "devices are named by a flag",
             f"kway launch --devices {args.script} {rest}",
         )
-    given = {"--devices": args.devices != "auto", "--logs": args.logs, "--stall-timeout": args.stall_timeout}
+    given = {
+        "--devices": args.devices != "auto",
+        "--logs": args.logs,
+        "--stall-timeout": args.stall_timeout,
+        "--init-method": args.init_method,
+    }
+    twice = next((word for word in args.arguments if word.partition("=")[0] in RANK_FLAGS), "")
+    if args.rank_flag and twice:
+        raise UsageError(
+            f"{args.rank_flag}, and {twice} after {args.script}",
+            "each rank is to hear its own number, once",
+            f"leave out {twice} after the script",
+        )
     for word in args.arguments:
         flag = word.partition("=")[0]
         if flag in given and not given[flag]:

@@ -188,3 +188,22 @@ def stall(parser: argparse.ArgumentParser) -> None:
         "say which, its step, phase and stack; longer than any single step, batch of an evaluation, save or start "
         "takes (default: wait as long as torch does)",
     )
+
+
+def init_method(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that says where ranks meet."""
+    parser.add_argument(
+        "--init-method",
+        metavar="URL",
+        help="where ranks meet: tcp://HOST:PORT, file:///PATH or env:// (default: KWAY_INIT_METHOD, MASTER_ADDR and "
+        "MASTER_PORT, or on one machine by themselves)",
+    )
+
+
+def meet(args: argparse.Namespace) -> None:
+    """Let ranks that another launcher started meet where ``--init-method`` says. Raises ``UsageError``."""
+    if args.init_method is None:
+        return
+    from kway.launch.torchrun import meet_at
+
+    meet_at(args.init_method, "--init-method")

@@ -13,6 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     options.model(parser)
     options.placing(parser)
+    options.init_method(parser)
     parser.add_argument(
         "--weights", required=True, type=Path, metavar="PATH", help="a run's folder, or a safetensors file"
     )
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.jobs.folder import claimed
     from kway.records import write_atomically
 
+    options.meet(args)
     weights = weights_file(args.weights)
     job, lines = job_of(args, False)
     with claimed(args.out or default_folder(f"{job.title}-predictions"), "predictions.safetensors") as folder:

@@ -136,6 +136,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="show warnings and errors only")
     options.stall(parser)
+    options.init_method(parser)
     options.output(parser, "records, curves, logs and weights")
 
 
@@ -244,6 +245,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.report.progress import Progress
 
     _check(args)
+    options.meet(args)
     fixed = _batch(args)
     if args.ema is not None:
         fixed["ema"] = args.ema

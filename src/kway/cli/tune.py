@@ -21,6 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--allow", metavar="P[,P]", help="precisions that may be chosen beside the job's own")
     parser.add_argument("--refresh", action="store_true", help="measure also what is known already")
+    options.init_method(parser)
     options.output(parser, "tune.json")
 
 
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.jobs.tuning import tune
     from kway.report.tuning import lines_of
 
+    options.meet(args)
     here = begun(args)
     folder = here.folder
     with says_that_data_is_usual(args, here.lines):

@@ -84,14 +84,17 @@ def parse_list(text: Any, cluster: Cluster) -> list[list[str]]:
         raise UsageError(error.got, FORMS, SEVERAL) from None
 
 
-def warnings(devices: Sequence[str], cluster: Cluster) -> list[str]:
-    """Return lines about a set that works, but not well: more CPU ranks than usable cores."""
+def warnings(devices: Sequence[str], cluster: Cluster, cores: int = 0) -> list[str]:
+    """Return lines about a set that works, but not well: more CPU ranks than usable cores.
+
+    ``cores``: how many these ranks share, where this process, one of them, is bound to a part (0: it is not).
+    """
     ranks = sum(device == "cpu" for device in devices)
-    usable = cluster.cpu["usable"]
+    usable: int = cores or cluster.cpu["usable"]
     if ranks <= usable:
         return []
-    cores = "1 usable core" if usable == 1 else f"{usable} usable cores"
-    return [f"{ranks} CPU ranks share {cores}: the result is the same, the time is longer"]
+    shared = "1 usable core" if usable == 1 else f"{usable} usable cores"
+    return [f"{ranks} CPU ranks share {shared}: the result is the same, the time is longer"]
 
 
 def _text(spec: Any) -> str:

@@ -16,9 +16,10 @@ from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
 from kway.errors import KwayError, UsageError
 from kway.launch import local
+from kway.launch.joining import join
 from kway.launch.own_watch import watching
 from kway.launch.status import Status
-from kway.launch.torchrun import from_environment, join
+from kway.launch.torchrun import from_environment
 from kway.records import Cluster, Plan
 from kway.step.kinds import DEFAULT_KIND, check_kind
 from kway.step.seeds import preserved
@@ -230,7 +231,10 @@ def place(
         )
     if joined is not None:
         join(joined, patient=patient)
-    return Place(plan, rank_threads(chosen), joined, tuple(device_warnings(chosen, cluster)))
+    # Of joined ranks those of this machine count, which a launcher may have bound to cores of their own.
+    here = chosen if joined is None else chosen[: joined.local_size]
+    lines = device_warnings(here, cluster, 0 if joined is None else joined.cores)
+    return Place(plan, rank_threads(chosen), joined, tuple(lines))
 
 
 def rank_threads(device_set: list[str]) -> int:

@@ -1,16 +1,21 @@
 """Where ranks of one machine meet, and what their environment says: loopback, a port that is held, no DNS."""
 
 import contextlib
+import fcntl
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from kway.errors import UsageError
+from kway.launch import mpi
 
 LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.1
+# Of Linux's sockios.h: asks for the address of an interface.
+_SIOCGIFADDR = 0x8915
 # Where it is set, HIP does not read CUDA_VISIBLE_DEVICES.
 _HIP = "HIP_VISIBLE_DEVICES"
 
@@ -27,6 +32,7 @@ _OTHERS = (
     "ROLE_NAME",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "KWAY_INIT_METHOD",
 )
 
 
@@ -43,21 +49,49 @@ def listening_socket() -> socket.socket:
 
 
 @contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-    """Hold a port of the loopback interface for a rank of another process, which may listen on it meanwhile.
+def reserved_port(host: str = LOOPBACK, port: int = 0) -> Iterator[int]:
+    """Hold a port of this machine for a rank of another process, which may listen on it meanwhile; 0 takes a free one.
 
     Bound but not listening, with the address marked as reusable: the system gives the port to nobody who does
-    not ask for it by number, as rank 0 does.
+    not ask for it by number, as rank 0 does. Raises ``UsageError`` where ``host``:``port`` cannot be had here.
     """
-    with socket.socket() as holder:
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        holder = socket.socket(family)
+    except (OSError, UnicodeError) as error:
+        raise _not_here(host, port, error) from None
+    with holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((LOOPBACK, 0))
+        try:
+            holder.bind(place)
+        except OSError as error:
+            raise _not_here(host, port, error) from None
         yield holder.getsockname()[1]
+
+
+def _not_here(host: str, port: int, error: Exception) -> UsageError:
+    reason = (getattr(error, "strerror", None) or str(error)).lower()
+    return UsageError(
+        f"ranks of this machine cannot meet at {host}:{port} ({reason})",
+        "it must be an address of this machine, and a port that nobody uses",
+        f"name {LOOPBACK} and another port",
+    )
 
 
 def loopback_interface() -> str | None:
     """Name the network interface of this machine that reaches only itself."""
     return next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
+
+
+def addresses_of_interfaces() -> list[str]:
+    """Return the IPv4 address of each network interface that has one, as Linux tells it; nothing elsewhere."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        for _, name in socket.if_nameindex() if sys.platform == "linux" else []:
+            with contextlib.suppress(OSError):
+                told = fcntl.ioctl(asks, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                found.append(socket.inet_ntoa(told[20:24]))
+    return found
 
 
 def check_interface(environ: Mapping[str, str], backend: str) -> None:
@@ -77,9 +111,8 @@ def check_interface(environ: Mapping[str, str], backend: str) -> None:
             )
 
 
-def check_name(environ: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` where the name in ``MASTER_ADDR`` is none that this machine knows."""
-    name = environ.get("MASTER_ADDR", "")
+def check_name(name: str, shown: str) -> None:
+    """Raise ``UsageError`` where ``name`` is none that this machine knows. ``shown``: as it was given."""
     try:
         socket.getaddrinfo(name, None)
     except (socket.gaierror, UnicodeError) as error:
@@ -87,7 +120,7 @@ def check_name(environ: Mapping[str, str]) -> None:
         if getattr(error, "errno", None) != socket.EAI_AGAIN:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(
-                f"MASTER_ADDR={name!r} cannot be resolved ({reason})",
+                f"{shown} cannot be resolved ({reason})",
                 "it is where rank 0 runs",
                 "name that machine by its address, or by a name that all ranks can look up",
             ) from None
@@ -127,7 +160,7 @@ def environment(
     made = {
         name: value
         for name, value in inherited.items()
-        if name not in _OTHERS and not name.startswith("TORCHELASTIC_")
+        if name not in _OTHERS and not name.startswith(("TORCHELASTIC_", *mpi.PREFIXES))
     }
     # The store and the back ends look up this machine's own name unless told which interface to use.
     loopback = loopback_interface()
@@ -165,14 +198,14 @@ def _visible(devices: Sequence[str], visible: str | None) -> str:
     return ",".join(names[int(index)] for index in indices)
 
 
-def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
+def rank_variables(rank: int, size: int, port: int, host: str = LOOPBACK) -> dict[str, str]:
     """Make the variables by which a rank, and any library in it, finds its place."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": LOOPBACK,
+        "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
     }
 

@@ -16,6 +16,7 @@ from kway.launch.as_main import working_folder
 from kway.launch.crew import Crew
 from kway.launch.descriptors import enough, open_missing
 from kway.launch.failure import Failure
+from kway.launch.init_method import ENV, VARIABLE, InitMethod, check_file
 from kway.launch.interrupt import signals_raise
 from kway.launch.output import Echo, to_parent
 from kway.launch.process import SOURCES
@@ -40,6 +41,8 @@ def launch(
     logs: Path | None = None,
     echo: bool | Echo = True,
     stall_timeout: timedelta | None = None,
+    init_method: InitMethod | None = None,
+    rank_flag: str | None = None,
 ) -> None:
     """Run the script ``target`` (with ``module``: the module of that name) in a rank for each of ``devices``.
 
@@ -47,20 +50,24 @@ def launch(
     early as long as the others do not fail without it; one that leaves by ``os._exit(0)`` has failed,
     unless all do. A rank whose output cannot be flushed at the end leaves with Python's exit code for that, 120: a
     failure, but never in place of another rank's. One device is one rank without rank variables, so that the script
-    may start ranks of its own. ``logs``: an existing folder for ``rank-N.log``.
-    Raises ``UsageError`` for a script that is not there, and ``RankError`` for the first rank in time that failed; with
-    ``stall_timeout``, ``StallError`` for a rank that the others wait for and that makes no progress for so long. All
-    ranks are gone then.
+    may start ranks of its own. ``logs``: an existing folder for ``rank-N.log``. ``init_method``: where several ranks
+    meet, if not at a port that is free. ``rank_flag``: a flag that the script gets with the local rank.
+    Raises ``UsageError`` for a script that is not there or a place to meet that cannot be had, and ``RankError`` for
+    the first rank in time that failed; with ``stall_timeout``, ``StallError`` for a rank that the others wait for and
+    that makes no progress for so long. All ranks are gone then.
     """
     check(target, module)
     size = len(devices)
     shared = address.environment(devices, threads if size > 1 else None)
     address.check_interface(shared, backend_of(devices))
+    method = init_method or InitMethod()
+    if str(method) != ENV:
+        shared[VARIABLE] = str(method)
     open_missing()
-    with signals_raise(), address.reserved_port() as port, temporary_folder() as folder:
+    with signals_raise(), _held(method) as (host, port), temporary_folder() as folder:
         with needs_room(folder):
             board = Board(folder / BOARD, size)
-        own = [address.rank_variables(rank, size, port) if size > 1 else {} for rank in range(size)]
+        own = [address.rank_variables(rank, size, port, host) if size > 1 else {} for rank in range(size)]
         with enough(size):
             crew = Crew(
                 "kway.launch.script_rank",
@@ -78,13 +85,34 @@ def launch(
                         rank,
                         target,
                         module,
-                        tuple(arguments),
+                        (*told_rank(rank_flag, rank), *arguments),
                         SOURCES,
                         str(folder),
                         stall_timeout is not None,
                     ),
                 )
             _wait(crew, fail, watch, board)
+
+
+def check_meeting(method: InitMethod) -> None:
+    """Raise ``UsageError`` where ranks of this machine cannot meet there."""
+    with _held(method):
+        pass
+
+
+@contextlib.contextmanager
+def _held(method: InitMethod) -> Iterator[tuple[str, int]]:
+    """Keep an address for rank 0: the one that is named, or a port that is free."""
+    if method.path is not None:
+        check_file(method.path)
+    host = method.host or address.LOOPBACK
+    with address.reserved_port(host, method.port) as port:
+        yield host, port
+
+
+def told_rank(flag: str | None, rank: int) -> list[str]:
+    """Return the argument by which a script hears its local rank, as from torch's old launcher; none without flag."""
+    return [f"{flag}={rank}"] if flag else []
 
 
 def replace_this_process(

@@ -1,68 +1,70 @@
-"""Ranks that another launcher started: torchrun, or anything that sets ``RANK`` and ``WORLD_SIZE``."""
+"""Ranks that another launcher started: torchrun, anything that sets ``RANK`` and ``WORLD_SIZE``, or mpirun.
 
-import atexit
+Also the process group that a script has made by itself, by whatever store.
+"""
+
 import os
 import sys
-import time
 from collections.abc import Mapping
-from datetime import timedelta
-from importlib import import_module
 from typing import Any
 
 from kway.backends import backend_of
-from kway.errors import KwayError, UsageError
-from kway.launch.address import check_interface, check_name, loopback_interface, wait_for_listener
-from kway.launch.built import usable_backend
-from kway.launch.status import watched
+from kway.errors import UsageError
+from kway.launch import mpi
+from kway.launch.init_method import ENV, LAST_PORT, VARIABLE, InitMethod, chosen, parse
 from kway.world import World
 
 _ADVICE = "start the ranks with torchrun or kway launch, or unset RANK and WORLD_SIZE"
-_LET_GO_S = 0.05
-_LAST_PORT = 65535
-_FOR_EVER = timedelta(days=365)
-_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 def check_outside(environ: Mapping[str, str] | None = None) -> None:
-    """Raise ``UsageError`` inside one of several ranks of torchrun or kway, where nobody wants more of them started."""
+    """Raise ``UsageError`` inside one of several ranks of a launcher, where nobody wants more of them started."""
     environ = os.environ if environ is None else environ
-    size = _integer(environ, "WORLD_SIZE", 1)
+    by_mpi = {} if _is_said(environ) else mpi.place_by_mpi(environ)
+    size = _integer({**environ, **by_mpi}, "WORLD_SIZE", 1)
     if size is not None and size > 1:
+        who, variables = ("mpirun", "mpirun's variables") if by_mpi else ("", "RANK and WORLD_SIZE")
         raise UsageError(
-            f"this is rank {environ.get('RANK') or '?'} of {size} already (RANK, WORLD_SIZE)",
+            f"this is rank {by_mpi.get('RANK') or environ.get('RANK') or '?'} of {size} already "
+            f"({who or 'RANK, WORLD_SIZE'})",
             "each of them would start the script anew, on devices of its own",
-            "start the script itself with what started these ranks, or unset RANK and WORLD_SIZE",
+            f"start the script itself with what started these ranks, or unset {variables}",
         )
 
 
 def from_environment(
     environ: Mapping[str, str] | None = None, threads: int | None = None, device: str = "cpu"
 ) -> World | None:
-    """Read this process's place from ``RANK`` and ``WORLD_SIZE``; ``None`` where neither is set.
+    """Read this process's place from ``RANK`` and ``WORLD_SIZE``; ``None`` where nothing says that there are ranks.
 
+    Where neither is set, the default process group counts that the script has made, and after that what ``mpirun`` says
+    of several ranks (``kway.launch.mpi``).
     ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` are optional: without them all ranks count as ranks of one machine.
     ``device``: ``cpu`` or ``cuda``, of which the rank gets the one with its local rank. ``threads``: intra-op
     CPU threads; ``None`` takes ``OMP_NUM_THREADS``, or this rank's part of the processors. Raises ``UsageError``
-    for variables that contradict each other, are no integers, or where more than one rank has no
-    ``MASTER_ADDR`` and ``MASTER_PORT`` to meet at.
+    for variables that contradict each other, are no integers, or where more than one rank has no place to meet:
+    ``KWAY_INIT_METHOD``, ``MASTER_ADDR`` and ``MASTER_PORT``, or that of ``mpirun`` on one machine.
     """
+    group = _own_group() if environ is None else {}
     environ = os.environ if environ is None else environ
-    rank, size = _integer(environ, "RANK", 0), _integer(environ, "WORLD_SIZE", 1)
-    if rank is None and size is None:
-        return None
+    by_mpi: dict[str, str] = {}
+    if not _is_said(environ):
+        by_mpi = mpi.place_by_mpi(environ)
+        if group and any(by_mpi.get(name) != value for name, value in group.items()):
+            by_mpi = group  # the script has numbered its ranks otherwise
+        if not by_mpi:
+            return None
+    said = {**environ, **by_mpi}
+    rank, size = _integer(said, "RANK", 0), _integer(said, "WORLD_SIZE", 1)
     if rank is None or size is None:
         there, missing = ("WORLD_SIZE", "RANK") if rank is None else ("RANK", "WORLD_SIZE")
         raise UsageError(f"{there} is set, {missing} is not", "a rank needs both", _ADVICE)
     if rank >= size:
         raise UsageError(f"RANK={rank} with WORLD_SIZE={size}", f"ranks go from 0 to {size - 1}", _ADVICE)
-    if size > 1:
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            if not environ.get(name):
-                raise UsageError(f"{name} is not set", f"{size} ranks need an address to meet at", _ADVICE)
-        port = _integer(environ, "MASTER_PORT", 0)
-        if port is not None and port > _LAST_PORT:
-            raise UsageError(f"MASTER_PORT={port}", f"ports go to {_LAST_PORT}", _ADVICE)
-    local_rank, local_size = _local_place(environ, rank, size)
+    local_rank, local_size = _local_place(said, rank, size)
+    if size > 1 and not group:
+        meeting_point(environ, size, local_size)
+    cores = mpi.bound_within(environ) if by_mpi and by_mpi is not group else 0
     return World(
         rank=rank,
         size=size,
@@ -70,9 +72,65 @@ def from_environment(
         local_size=local_size,
         device=_device(environ, device, local_rank, local_size),
         backend=backend_of([device]),
-        threads=threads or _threads(environ, local_size),
+        threads=threads or _threads(environ, local_size, cores),
         origin="env",
+        cores=cores,
     )
+
+
+def meet_at(url: str, named: str) -> None:
+    """Have this process meet the other ranks at ``url``, as ``KWAY_INIT_METHOD`` does. ``named``: where it was given.
+
+    Raises ``UsageError`` for a URL that cannot be right, and in a process that is no rank of several.
+    """
+    method = parse(url, named)
+    world = from_environment({**os.environ, VARIABLE: str(method)})
+    if world is None or world.size == 1:
+        raise UsageError(
+            f"{named} {url} in a process that is alone",
+            "it is where ranks of another launcher meet",
+            "start them with mpirun, or set RANK and WORLD_SIZE; or leave it out: kway's own ranks need none",
+        )
+    os.environ[VARIABLE] = str(method)
+
+
+def _is_said(environ: Mapping[str, str]) -> bool:
+    """Whether ``RANK`` or ``WORLD_SIZE`` is set, which counts before all else."""
+    return any(environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE"))
+
+
+def _own_group() -> dict[str, str]:
+    """Return the place that this process has in a default group of several, which the script has made."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return {}
+    return {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+
+
+def meeting_point(environ: Mapping[str, str], size: int, local_size: int) -> InitMethod:
+    """Return where ``size`` ranks meet. Raises ``UsageError`` where nothing says it."""
+    method = chosen(environ)
+    addressed = any(environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    if method is None and not addressed and not _is_said(environ):
+        if local_size < size:
+            raise UsageError(
+                f"{size} ranks of mpirun on several machines ({local_size} on this one)",
+                "they need a place to meet that all can reach",
+                f"mpirun -x {VARIABLE}=tcp://HOST_OF_RANK_0:29500, or file:///PATH in a folder that they share",
+            )
+        return InitMethod(path=mpi.meeting_file(environ), own=True)
+    if method is None or str(method) == ENV:
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if not environ.get(name):
+                raise UsageError(
+                    f"{name} is not set",
+                    f"{size} ranks need an address to meet at",
+                    f"{_ADVICE}, or set {VARIABLE}",
+                )
+        port = _integer(environ, "MASTER_PORT", 0)
+        if port is not None and port > LAST_PORT:
+            raise UsageError(f"MASTER_PORT={port}", f"ports go to {LAST_PORT}", _ADVICE)
+    return method or InitMethod()
 
 
 def _integer(environ: Mapping[str, str], name: str, least: int) -> int | None:
@@ -120,92 +178,9 @@ def _device(environ: Mapping[str, str], kind: str, local_rank: int, local_size: 
     return f"cuda:{local_rank}"
 
 
-def _threads(environ: Mapping[str, str], local_size: int) -> int:
+def _threads(environ: Mapping[str, str], local_size: int, cores: int) -> int:
     given = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if given.isdigit() and int(given) > 0:
         return int(given)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // local_size)
-
-
-def join(world: World, timeout: timedelta = timedelta(seconds=60), patient: bool = False) -> None:
-    """Make this process a member of the default process group, which stays for the life of the process.
-
-    A group that the user has initialised is used as it is. ``timeout`` is for finding the other ranks, not for
-    the collectives that follow; these have no time limit where ``patient``, or where kway's own parent watches.
-    Raises ``KwayError`` that names the address where they cannot be found, and ``UsageError`` where an existing
-    group, or the GPUs, are not those of ``world``, and where ``MASTER_ADDR`` or ``GLOO_SOCKET_IFNAME`` names what is
-    not there.
-    """
-    import torch
-    import torch.distributed as dist
-
-    if world.device.startswith("cuda"):
-        count = torch.cuda.device_count()
-        if (torch.device(world.device).index or 0) >= count:
-            raise UsageError(f"rank {world.rank} has no {world.device}", f"torch sees {count} GPUs here")
-        torch.cuda.set_device(torch.device(world.device))
-    if dist.is_initialized():
-        place = dist.get_rank(), dist.get_world_size()
-        if place != (world.rank, world.size):
-            raise UsageError(
-                f"the process group says rank {place[0]} of {place[1]}",
-                f"RANK and WORLD_SIZE say rank {world.rank} of {world.size}",
-            )
-        return
-    check_interface(os.environ, world.backend)
-    if world.size > 1:
-        check_name(os.environ)
-    if world.size == world.local_size or os.environ.get("MASTER_ADDR") in _THIS_MACHINE:
-        _use_loopback()
-    dist.init_process_group(
-        usable_backend(world.device),
-        store=_store(world, timeout),
-        rank=world.rank,
-        world_size=world.size,
-        timeout=_FOR_EVER if patient or watched() else None,
-        device_id=torch.device(world.device) if world.backend == "nccl" else None,
-    )
-    atexit.register(_leave)
-
-
-def _use_loopback() -> None:
-    """Spare the back ends the look-up of this machine's own name, which need not resolve."""
-    name = loopback_interface()
-    if name is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-
-
-def _store(world: World, timeout: timedelta) -> Any:
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    if world.size == 1:
-        stores: Any = import_module("torch.distributed")
-        return stores.HashStore()
-    try:
-        if world.rank:
-            # Found out here, and not by torch's own client: that one says so with pages of frames.
-            wait_for_listener(
-                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds()
-            )
-        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
-        return PrefixStore("kway", store)
-    except (RuntimeError, OSError, ValueError) as error:
-        raise KwayError(
-            f"rank {world.rank} of {world.size} found no meeting point at {address}",
-            str(error).strip().partition("\n")[0].rstrip("."),
-            f"check MASTER_ADDR and MASTER_PORT, and that {'rank 0 runs' if world.rank else 'all ranks run'}",
-        ) from None
-
-
-def _leave() -> None:
-    import torch.distributed as dist
-
-    # After an error, peers may be inside a collective that never ends: do not wait for them.
-    if dist.is_initialized() and not hasattr(sys, "last_value"):
-        dist.destroy_process_group()
-        # Gloo's threads outlive the group. One that still has to drop a tensor of the last collective needs the
-        # interpreter for it, and aborts the process where it is being taken down: let them have it first.
-        time.sleep(_LET_GO_S)
+    return max(1, min(usable, (cores or usable) // local_size))
