@@ -110,3 +110,14 @@ def test_links_are_led_to_the_pages_of_the_site(source, link, leads, hooks):
 
 def test_a_link_to_a_file_that_is_no_page_becomes_text(hooks):
     assert hooks.relinked("a [b](../../pyproject.toml) c", "docs/guide/plan.md", hooks.sources()) == "a b c"
+
+
+def test_every_fact_about_others_names_its_source():
+    page = (ROOT / "docs/beside-others.md").read_text()
+    rows = [
+        line for line in page.splitlines() if line.startswith("| ") and "version that was read" not in line
+    ]
+    assert len(rows) > 30
+    for row in rows[2:]:
+        assert "](http" in row or row.startswith(("| kway", "| DDP, torch's")), row
+        assert "](" in row or row.startswith("| DDP, torch's"), row
