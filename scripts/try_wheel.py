@@ -16,12 +16,13 @@ from pathlib import Path
 from dist import ROOT, build
 from setup import CONSTRAINTS, sees_gpu, torch_requests
 
+RECIPE = "--batch-size 64 --optimizer momentum --epochs 6"
 # What a user does first; in an empty folder, with nothing of the checkout in reach.
 COMMANDS = (
     "kway --version",
     "kway devices",
     "kway completion bash",
-    "kway train lenet --data mnist5k --devices cpu:2 --strategy data --epochs 2 --out runs/first",
+    f"kway train lenet --data mnist5k --devices cpu:2 --strategy data {RECIPE} --out runs/first",
     "kway evaluate lenet --data mnist5k --weights runs/first",
     "kway prove lenet --devices 1,2",
     "kway plan lenet --on 8xh100",
