@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples test test-gpu check bench clean
+.PHONY: help setup demo examples test test-gpu test-docs check docs wheel bench clean
 
 help:
 	@echo "make setup     virtual environment in .venv, packages as pinned in constraints.txt"
@@ -11,6 +11,9 @@ help:
 	@echo "make examples  each script and notebook of examples/, kway beside the version by hand; no GPU is needed"
 	@echo "make test      all tests that need no GPU"
 	@echo "make test-gpu  the tests that need a GPU"
+	@echo "make test-docs what documents show and takes long: some ten minutes"
+	@echo "make docs      the documents as a site, in build/site"
+	@echo "make wheel     wheel and sdist in dist/, tried in an empty environment"
 	@echo "make check     style, types, import directions"
 	@echo "make bench     benchmarks/overhead: kway against hand-written loops"
 	@echo "make clean     remove .venv and caches; runs/ stays"
@@ -38,10 +41,20 @@ examples: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m compileall -q src
-	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -m "not gpu and not slow" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -q -m gpu
+
+test-docs: $(READY)
+	$(BIN)/python -m pytest -q -m slow tests/docs
+
+docs: $(READY)
+	$(BIN)/python scripts/cli_doc.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+wheel: $(READY)
+	$(BIN)/python scripts/try_wheel.py
 
 check: $(READY)
 	$(BIN)/ruff check

@@ -89,7 +89,7 @@ def make_environment(system_packages):
 
 
 def install():
-    """Install torch, then kway with the extras dev and demo, at the versions of constraints.txt."""
+    """Install torch, then kway with the extras dev, demo and docs, at the versions of constraints.txt."""
     gpu = sees_gpu()
     requests = torch_requests(gpu)
     say("{}, {} build".format(requests[0][0], "default" if gpu else "CPU"))
@@ -103,7 +103,7 @@ def install():
     if problem:
         stop("torch could not be installed\n" + problem)
     say("kway and its packages, versions as in constraints.txt")
-    problem = pip("-e", ".[dev,demo]", "-c", str(CONSTRAINTS))
+    problem = pip("-e", ".[dev,demo,docs]", "-c", str(CONSTRAINTS))
     if problem:
         stop("kway could not be installed\n" + problem)
 
@@ -113,7 +113,7 @@ def install_beside_system_torch():
     say("KWAY_SYSTEM_TORCH is set: the torch that this Python has, other versions unpinned")
     if subprocess.run([str(PYTHON), "-c", "import torch"], stderr=subprocess.DEVNULL, check=False).returncode:
         stop("KWAY_SYSTEM_TORCH is set, but this Python has no torch: unset it")
-    problem = pip("-e", ".[dev,demo]")
+    problem = pip("-e", ".[dev,demo,docs]")
     if problem:
         say("no package source in reach: kway alone, with the packages that are there")
         problem = pip("--no-build-isolation", "--no-deps", "-e", ".")

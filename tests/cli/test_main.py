@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-import kway
 from kway.cli import devices
 from kway.cli.main import commands, main
 from kway.errors import KwayError, NonFiniteError, RankError, UsageError
@@ -35,11 +34,6 @@ def test_commands_come_in_a_sensible_order():
     assert "main" not in names
     assert "options" not in names
     assert not [name for name in names if name.startswith("_")]
-
-
-def test_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == f"kway {kway.__version__}"
 
 
 def test_no_command_shows_the_help_and_fails(capsys):

@@ -1,7 +1,8 @@
 """What the documentation says is run: its code, its commands, its messages, its links.
 
 In a fenced block, ``text output`` is what the Python block before it prints, ``sh run`` is run and must succeed,
-and a Python block whose first line is ``# NAME.py`` is also the file of that name.
+and a Python block whose first line is ``# NAME.py`` is also the file of that name. What else a block may say is in
+test_blocks.py.
 """
 
 import argparse
@@ -34,7 +35,11 @@ from kway.records import Cluster, Plan, Proof, Training, Tuning
 from kway.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
+GUIDE = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/guide").glob("*.md")),
+]
 OTHERS = [
     ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
 ]
@@ -88,7 +93,7 @@ def called(path: Path) -> Iterator[tuple[str, list[str]]]:
     for block in blocks(path):
         for offset, line in enumerate(block.text.splitlines(), block.line + 1):
             text = line if block.info.startswith("sh") else line[2:] if line.startswith("$ ") else ""
-            words = shlex.split(text, comments=True)
+            words = shlex.split(text.partition(" > ")[0], comments=True)
             if words:
                 yield f"{path.name}:{offset}", words
 
@@ -274,7 +279,7 @@ def test_every_command_is_explained():
 def test_flags_and_names_in_the_text_exist(path):
     flags = {flag for name in commands() for flag in parser_of(name)._option_string_actions}
     for flag in re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", prose(path)):
-        assert flag in flags or flag == "--help", f"{path.name}: no command has {flag}"
+        assert flag in flags or flag in ("--help", "--version"), f"{path.name}: no command has {flag}"
     for name in re.findall(r"`kway\.(\w+)", prose(path)):
         assert name in dir(kway), f"{path.name}: kway has no {name}"
 

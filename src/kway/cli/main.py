@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from kway import __version__
 from kway.cli._parser import Parser
 from kway.cli._screen import Screen, discard, screens
+from kway.cli._version import ShowVersion
 from kway.errors import KwayError, StoppedError
 from kway.launch.descriptors import open_missing
 from kway.launch.interrupt import EndedBySignal, ignore_interrupts, ignore_wishes, signals_held, signals_raise
@@ -26,7 +26,7 @@ from kway.registry import modules_of, unknown
 FIRST = ("devices", "measure", "profile", "plan", "train", "evaluate", "predict", "prove", "launch")
 NOT_COMMANDS = ("main", "options")
 # Commands that write no record.
-ONLY_PRINT = ("devices", "evaluate")
+ONLY_PRINT = ("devices", "evaluate", "completion")
 
 # Commands to come.
 ANNOUNCED = ("report",)
@@ -42,6 +42,14 @@ def commands() -> list[str]:
     """List the names of all commands, in the order in which the help shows them."""
     names = [n for n in modules_of("kway.cli") if n not in NOT_COMMANDS and not n.startswith("_")]
     return sorted(names, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+
+
+def parser_of(name: str) -> Parser:
+    """Build the parser of a command, by a name that ``commands`` lists."""
+    module = import_module(f"kway.cli.{name}")
+    parser = Parser(prog=f"kway {name}", description=module.HELP)
+    module.configure(parser)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,13 +126,12 @@ def _dispatch(words: list[str]) -> tuple[int, bool]:
     names = commands()
     if name not in names:
         raise unknown("command", name, names, announced=ANNOUNCED)
-    module = import_module(f"kway.cli.{name}")
-    parser = Parser(prog=f"kway {name}", description=module.HELP)
-    module.configure(parser)
-    code, args = _parse(parser, rest)
+    code, args = _parse(parser_of(name), rest)
     if code is not None:
         return code, True
-    return int(module.run(args)), getattr(args, "json", False) or name in ONLY_PRINT
+    return int(import_module(f"kway.cli.{name}").run(args)), getattr(
+        args, "json", False
+    ) or name in ONLY_PRINT
 
 
 def _top_parser() -> Parser:
@@ -138,7 +145,7 @@ def _top_parser() -> Parser:
         epilog="\n".join(["commands:", *lines, "", "kway COMMAND --help tells more about one."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"kway {__version__}")
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help=ShowVersion.HELP)
     return parser
 
 

@@ -1,0 +1,53 @@
+"""``kway completion``: what a shell needs to complete the rest of a command line."""
+
+import argparse
+from collections.abc import Mapping
+
+HELP = "print the script with which bash, zsh or fish complete what is typed"
+
+# As LEVELS of strategies/levels.py and the axes of strategies/ have them: reading those imports torch.
+EXACTNESS = ("math", "bits", "loose")
+STRATEGIES = ("single", "data", "threads")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
+    parser.epilog = (
+        "In bash and zsh: source <(kway completion SHELL). In fish: kway completion fish | source."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script of a shell; returns 0. Raises ``UsageError`` for a shell that is not known."""
+    from kway.cli._grammar import grammar
+    from kway.cli._shells import SHELLS
+    from kway.registry import known
+
+    print(known("shell", args.shell, SHELLS)(grammar(), values()), end="")
+    return 0
+
+
+def values() -> Mapping[str, tuple[str, ...]]:
+    """Map arguments, as parsers call them, to the names that they may be, where names can be listed without torch."""
+    from kway.cli._choices import LOSSES, OPTIMIZERS
+    from kway.cli._shells import SHELLS
+    from kway.data import sources
+    from kway.job import PRECISIONS
+    from kway.measuring.names import names as experiments
+    from kway.step.kinds import KINDS
+    from kway.zoo import names as models
+
+    return {
+        "model": tuple(models()),
+        "data": tuple(sources.names()),
+        "precision": tuple(PRECISIONS),
+        "exactness": EXACTNESS,
+        "strategy": STRATEGIES,
+        "loss": tuple(LOSSES),
+        "optimizer": tuple(OPTIMIZERS),
+        "step_kind": tuple(KINDS),
+        "only": tuple(experiments()),
+        "on_oom": ("error", "adapt"),
+        "shell": tuple(SHELLS),
+    }

@@ -1,0 +1,109 @@
+"""The script that completes a command line: sourced by the shell, and asked as the shell asks it."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from kway.cli._grammar import grammar
+from kway.cli._shells import SHELLS, bash, fish, zsh
+from kway.cli.completion import EXACTNESS, STRATEGIES, values
+from kway.cli.main import commands, main
+from kway.strategies.layout import axes
+from kway.strategies.levels import LEVELS
+
+ASK = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_kway 2>/dev/null
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("completion") / "kway.bash"
+    path.write_text(bash(grammar(), values()))
+    return path
+
+
+@pytest.fixture
+def offered(script):
+    if shutil.which("bash") is None:
+        pytest.skip("no bash")
+
+    def ask(*words):
+        done = subprocess.run(
+            ["bash", "--norc", "-c", ASK, "ask", script, "kway", *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    return ask
+
+
+def test_the_first_word_is_a_command(offered):
+    assert offered("") == [*commands(), "--help", "--version"]
+    assert offered("pr") == ["profile", "predict", "prove"]
+
+
+@pytest.mark.parametrize("command", grammar(), ids=lambda command: command.name)
+def test_every_flag_of_every_command_is_offered(command, offered):
+    flags = [name for flag in command.flags for name in flag.names]
+    assert offered(command.name, "-") == flags
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["train", "le"], ["lenet"]),
+        (["train", "lenet", "--exactness", ""], list(EXACTNESS)),
+        (["train", "lenet", "--exactness", "=", "b"], ["bits"]),
+        (["train", "--data", "fa"], ["fashion-mnist"]),
+        (["train", "lenet", "--lr", ""], []),
+        (["prove", "lenet", "--against", ""], []),
+        (["train", "lenet", "--timeline", "--js"], ["--json"]),
+        (["completion", "z"], ["zsh"]),
+        (["nonsense", "--"], []),
+        (["launch", "--dev"], ["--devices"]),
+        (["launch", "--devices", "cpu:2", "--lo"], ["--logs"]),
+        # What follows the script is its own.
+        (["launch", "--devices", "cpu:2", "script.py", "--lo"], []),
+    ],
+)
+def test_what_is_offered(words, found, offered):
+    assert offered(*words) == found
+
+
+def test_what_is_offered_is_what_there_is():
+    assert set(EXACTNESS) == set(LEVELS)
+    assert set(STRATEGIES) == {"single", *axes()}
+    assert set(values()) <= {a.dest for c in grammar() for a in (*c.flags, *c.places)}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_has_every_command_and_flag(shell, capsys):
+    assert main(["completion", shell]) == 0
+    text = capsys.readouterr().out
+    for command in grammar():
+        for name in (name for flag in command.flags for name in flag.names):
+            short = f"-s {name[1:]}" if not name.startswith("--") else f"-l {name[2:]}"
+            assert (short if shell == "fish" else name) in text
+
+
+@pytest.mark.parametrize(("shell", "check", "write"), [("zsh", "-n", zsh), ("fish", "--no-execute", fish)])
+def test_other_shells_can_read_their_scripts(shell, check, write, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    path = tmp_path / f"kway.{shell}"
+    path.write_text(write(grammar(), values()))
+    subprocess.run([shell, check, path], check=True, timeout=20)
+
+
+def test_an_unknown_shell_is_refused(capsys):
+    assert main(["completion", "bahs"]) == 2
+    assert "did you mean 'bash'?" in capsys.readouterr().err
