@@ -70,7 +70,8 @@ def test_every_flag_of_every_command_is_offered(command, offered):
         (["completion", "z"], ["zsh"]),
         (["nonsense", "--"], []),
         (["launch", "--dev"], ["--devices"]),
-        (["launch", "--devices", "cpu:2", "--lo"], ["--logs"]),
+        (["launch", "--devices", "cpu:2", "--log"], ["--logs"]),
+        (["launch", "--devices", "cpu:2", "--lo"], ["--logs", "--local-rank", "--local_rank"]),
         # What follows the script is its own.
         (["launch", "--devices", "cpu:2", "script.py", "--lo"], []),
     ],

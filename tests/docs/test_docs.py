@@ -278,7 +278,7 @@ def test_every_command_is_explained():
 @pytest.mark.parametrize("path", GUIDE, ids=lambda path: path.stem)
 def test_flags_and_names_in_the_text_exist(path):
     flags = {flag for name in commands() for flag in parser_of(name)._option_string_actions}
-    for flag in re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", prose(path)):
+    for flag in re.findall(r"(?<![\w-])(--[a-z][a-z_-]+)", prose(path)):
         assert flag in flags or flag in ("--help", "--version"), f"{path.name}: no command has {flag}"
     for name in re.findall(r"`kway\.(\w+)", prose(path)):
         assert name in dir(kway), f"{path.name}: kway has no {name}"
