@@ -117,6 +117,31 @@ class Counting(nn.Module):
         return self.last(self.first(x))
 
 
+class Attends(nn.Module):
+    """Attention, which is an operation that may draw, with and without dropout."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.dropout, self.last = dropout, nn.Linear(6, 3)
+
+    def forward(self, x):
+        rows = x.view(-1, 1, 3, 2)
+        found = nn.functional.scaled_dot_product_attention(
+            rows, rows, rows, dropout_p=self.dropout if self.training else 0.0
+        )
+        return self.last(found.reshape(-1, 6))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_attention_takes_turns_only_where_it_drops_something(ranks, dropout):
+    run = train(job_of(partial(Attends, dropout)))
+    assert ("one after the other" in str(run.record.notices)) == (dropout > 0)
+    expected = kway.train(
+        job_of(partial(Attends, dropout)), devices="cpu:2", epochs=2, tune=False, ranks=ranks
+    )
+    assert run.record.weights_sha256 == expected.record.weights_sha256
+
+
 def test_attributes_stay_and_hooks_run_once_a_replica_and_pass():
     calls = []
     model = Counting()

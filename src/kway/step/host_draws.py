@@ -26,7 +26,7 @@ class HostDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and see whether it is a random one on the CPU."""
         result = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, kwargs or {}):
             self.found |= any(
                 isinstance(x, torch.Tensor) and x.device.type == "cpu" for x in tree_leaves(result)
             )
@@ -43,6 +43,15 @@ class HostDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def look(self) -> None:
         """See whether anything was drawn since the generators were seeded."""
         self.found |= self._moved()
+
+
+def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether it is an attention without dropout: that may draw by what it is, and does not by what it is given."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given == 0)
+    return False
 
 
 class _Watched(Keyed):
