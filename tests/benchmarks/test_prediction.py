@@ -1,19 +1,11 @@
 """benchmarks/prediction: what counts as the right order, and how checks are held against bars."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks/prediction/run.py"
 
-
-@pytest.fixture(scope="module")
-def script():
-    found = importlib.util.spec_from_file_location("prediction_run", FILE)
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+@pytest.fixture
+def script(module_of):
+    return module_of("prediction", "run")
 
 
 def candidate(predicted, measured):
