@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kway.devices import busy
 from kway.devices.cpu import threads_for
 from kway.devices.select import parse, spelled
 from kway.devices.select import warnings as device_warnings
@@ -77,6 +78,7 @@ def measure(
     todo = [each for each in experiments if not held.get(each.name) and not each.lacks(there)]
     benches: dict[str, Bench] = {}
     entries, figures = [], []
+    waits = busy.noticed(cluster.cpu["usable"]) if todo else []
     with with_threads(threads), preserved_everywhere(), KeptRanks(ranks) as on_ranks:
         limits = limits_of(cluster, there)
         for experiment in todo:
@@ -110,7 +112,7 @@ def measure(
         seconds=time.perf_counter() - begun,
         experiments=entries,
         figures=figures,
-        notices=_notices(device_set, cluster, entries),
+        notices=[*waits, *_notices(device_set, cluster, entries)],
     )
 
 

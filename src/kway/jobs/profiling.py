@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.devices import cpu
+from kway.devices import busy, cpu
 from kway.devices.compilers import missing
 from kway.devices.select import parse, spelled
 from kway.devices.select import warnings as device_warnings
@@ -95,6 +95,9 @@ def profile(
         wanted = Wanted(
             device, len(device_set), kinds, seconds, lambda count: rank_threads(device_set[:count])
         )
+        waits = busy.noticed(cluster.cpu["usable"])
+        for line in waits:
+            say(line)
         modes = _modes(model)
         try:
             found = Profiler(job, model, plan, wanted, say).run()
@@ -115,7 +118,7 @@ def profile(
             samples=found.samples,
             step_kinds_left={**left, **found.left},
             seconds=time.perf_counter() - begun,
-            notices=list(dict.fromkeys([*device_warnings(device_set, cluster), *found.notices])),
+            notices=list(dict.fromkeys([*device_warnings(device_set, cluster), *waits, *found.notices])),
             **found.fields,
         )
         if folder is not None:

@@ -1,0 +1,45 @@
+"""Whether other programs keep the processors busy that something is about to be timed on."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+STAT = Path("/proc/stat")
+# What is left for this process may be this part of what it could use, before a line says so.
+ENOUGH = 0.75
+_LOOK_S = 0.2
+
+
+def noticed(
+    usable: int, file: Path = STAT, sleep: Callable[[float], None] = time.sleep, look_s: float = _LOOK_S
+) -> list[str]:
+    """Return a line for the user where others leave too little of ``usable`` processors, else none.
+
+    Looks for ``look_s`` seconds, while this process does nothing. Where Linux does not tell, nothing is said.
+    """
+    before = _times(file)
+    sleep(look_s)
+    after = _times(file)
+    if before is None or after is None or after[1] <= before[1]:
+        return []
+    processors = after[2]
+    busy = processors * (after[0] - before[0]) / (after[1] - before[1])
+    if processors - busy >= ENOUGH * min(usable, processors):
+        return []
+    return [
+        f"other programs keep {busy:.1f} of {processors} processors busy: what is timed now may be far from what "
+        "it takes without them"
+    ]
+
+
+def _times(file: Path) -> tuple[int, int, int] | None:
+    """Return ticks in which processors worked, all ticks, and the number of processors (proc_stat(5))."""
+    try:
+        lines = [line.split() for line in file.read_text().splitlines() if line.startswith("cpu")]
+        # user, nice, system, idle, iowait, irq, softirq, steal; guests are counted in user already.
+        ticks = [int(field) for field in lines[0][1:9]]
+    except (OSError, ValueError, IndexError):
+        return None
+    if len(ticks) < 5 or len(lines) < 2:
+        return None
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks), len(lines) - 1
