@@ -1,55 +1,37 @@
-"""What kway refuses for a reason is an error that names the reason, whatever it is asked of, and nothing offers it."""
-
-from pathlib import Path
+"""What kway will not do though others do: named by kind, with the reason."""
 
 import pytest
-import torch
 
-import kway
-from kway.cli._grammar import grammar
-from kway.cli.main import main
-from kway.registry import _REFUSED, unknown
-
-DECISIONS = Path(__file__).parents[1] / "docs/decisions"
+from kway.errors import UsageError
+from kway.refused import reason
+from kway.registry import known
 
 
 @pytest.mark.parametrize(
-    ("flags", "decision"),
+    ("kind", "name", "said"),
     [
-        (["--strategy", "fedavg"], "0030"),
-        (["--strategy", "local-sgd=2"], "0030"),
-        (["--settings", "compression=fp16"], "0031"),
-        (["--settings", "powersgd=2"], "0031"),
-        (["--precision", "fp8"], "0032"),
-        (["--precision", "float8_e4m3fn"], "0032"),
+        ("strategy", "FedAvg", "average their weights"),
+        ("strategy", "local-sgd=4", "average their weights"),
+        ("setting", "power_sgd", "would be changed"),
+        ("precision", "fp8_e4m3", "two or three bits of mantissa"),
     ],
 )
-def test_the_command_line_says_why(flags, decision, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "mlp", "--devices", "cpu:2", *flags]) == 2
-    said = capsys.readouterr().err
-    assert "kway refuses it" in said
-    assert f"docs/decisions/{decision}" in said
-    assert not list(tmp_path.iterdir())
+def test_what_is_refused_says_why(kind, name, said):
+    with pytest.raises(UsageError, match=f"{kind} '{name}': kway refuses it: .*{said}"):
+        known(kind, name, {"data": 1})
 
 
-@pytest.mark.parametrize("options", [{"strategy": "FedAvg"}, {"settings": {"gradient_compression": "fp16"}}])
-def test_python_says_why(options, tmp_path):
-    x = torch.zeros(8, 2)
-    job = kway.Job(torch.nn.Linear(2, 1), torch.nn.MSELoss(), torch.optim.SGD, (x, x[:, :1]))
-    with pytest.raises(kway.UsageError, match="kway refuses it"):
-        kway.train(job, devices="cpu:2", epochs=1, echo=False, out=tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
-
-
-def test_every_reason_has_its_decision_and_no_flag_offers_it():
-    for name, (need, do) in _REFUSED.items():
-        number = need.rpartition("docs/decisions/")[2].rstrip(")")
-        assert len(list(DECISIONS.glob(f"{number}-*.md"))) == 1
-        assert do
-        flags = {flag.lstrip("-").replace("-", "") for c in grammar() for f in c.flags for flag in f.names}
-        assert name not in flags
-
-
-def test_other_names_are_unknown_as_before():
-    assert "known are a, b" in str(unknown("thing", "fp9", ["a", "b"]))
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("model", "topk"),
+        ("data set", "federated"),
+        ("command", "compress"),
+        ("strategy", "dta"),
+        ("strategy", "fp8"),
+    ],
+)
+def test_a_name_of_another_kind_is_merely_unknown(kind, name):
+    assert reason(kind, name) is None
+    with pytest.raises(UsageError, match=f"unknown {kind}"):
+        known(kind, name, {"data": 1})

@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 from kway.errors import UsageError
 from kway.records import Record
 
+# By which part candidates differ whose order no prediction can tell, however good those before were.
+CLOSE = 0.03
+
 # By which part of a step the terms may miss its time: they are its terms, and only rounding lies between.
 ROUNDING = 1e-6
 
@@ -55,7 +58,9 @@ class Planned(Record):
     shards: int = 8
     estimate_only: bool = False
     check: dict[str, Any] | None = None
-    too_close: dict[str, Any] = field(default_factory=lambda: {"part": 0.03, "checks": 0, "mean_error": None})
+    too_close: dict[str, Any] = field(
+        default_factory=lambda: {"part": CLOSE, "checks": 0, "mean_error": None}
+    )
     notices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

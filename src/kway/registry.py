@@ -1,6 +1,5 @@
 """Names to things: one lookup for everything that users choose by name."""
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -8,31 +7,9 @@ from pkgutil import iter_modules
 from typing import TypeVar
 
 from kway.errors import UsageError
+from kway.refused import reason
 
 T = TypeVar("T")
-_AVERAGED = (
-    "kway refuses it: devices that average their weights now and then take steps that one device does not take, so no "
-    "level of exactness holds (docs/decisions/0030)",
-    "use data, whose steps are those of one device, with a larger batch for fewer of them",
-)
-_COMPRESSED = (
-    "kway refuses it: what devices send each other would be changed, so that the result depends on how many there are, "
-    "and no level of exactness holds (docs/decisions/0031)",
-    "use a larger batch, so that gradients are summed less often",
-)
-_FP8 = (
-    "kway refuses it: with two or three bits of mantissa a proof cannot tell a fault from rounding "
-    "(docs/decisions/0032)",
-    "use bf16 or tf32",
-)
-# What is asked for by these names, of whatever kind, is refused for a reason: need and do of the error.
-_REFUSED = {
-    **dict.fromkeys(("fedavg", "federated", "federatedaveraging", "localsgd", "diloco"), _AVERAGED),
-    **dict.fromkeys(
-        ("powersgd", "compression", "gradientcompression", "compress", "onebitadam", "topk"), _COMPRESSED
-    ),
-    **dict.fromkeys(("fp8", "float8", "mxfp8", "fp8e4m3", "fp8e5m2", "float8e4m3fn", "float8e5m2"), _FP8),
-}
 # How alike two names must be, of 1, for one to be taken for the other misspelt: at less, "plan" is like "launch".
 _CLOSE = 0.66
 
@@ -51,8 +28,8 @@ def unknown(
 
     ``also``: a form that is no name, and that is taken as well. ``announced``: names of what is to come.
     """
-    if refused := _REFUSED.get(re.sub(r"[-_ ]|=.*", "", name.lower())):
-        return UsageError(f"{kind} {name!r}", *refused)
+    if (why := reason(kind, name)) is not None:
+        return UsageError(f"{kind} {name!r}", *why)
     names = sorted(names)
     close = get_close_matches(name, names, n=1, cutoff=_CLOSE)
     advice = f"did you mean {close[0]!r}?" if close else ""

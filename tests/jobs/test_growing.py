@@ -176,3 +176,17 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, more, text):
     with pytest.raises(UsageError, match=text):
         kway.train(job_of(), devices="cpu:2", out=tmp_path / "run", **more)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_of_the_jobs_own_that_does_not_count_is_said(ranks):
+    said = []
+
+    def note(event, record):
+        said.extend([record["text"]] if event == "notice" else [])
+
+    run = grown(ranks, job_of(batch_size=10), epochs=1, callbacks=[note])
+    assert "batch_size_per_device=16 counts, and not the job's own batch size of 10" in said
+    assert run.record.batch_size == 32
+    said.clear()
+    grown(ranks, job_of(batch_size=32), epochs=1, callbacks=[note])
+    assert "counts, and not" not in str(said)

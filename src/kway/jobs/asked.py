@@ -18,6 +18,7 @@ from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, kind_of
 from kway.strategies.layout import check_model, one_process
 from kway.training.parts import training_parts
+from kway.training.spec import positive
 from kway.units import shown
 
 AUTO = "auto"
@@ -78,7 +79,8 @@ def asked_of(
         kind_of(name)
     sets = _sets(devices, cluster)
     if batch_size_per_device is not None:
-        job = replace(job, batch_size=_positive(batch_size_per_device))
+        positive("batch_size_per_device", batch_size_per_device)
+        job = replace(job, batch_size=batch_size_per_device)
     parts, _ = training_parts(replace(job, validation=None))
     model = build(job)
     scaling = Scaling(parts.order.batch_size, batch_size_per_device is not None)
@@ -128,9 +130,3 @@ def _names(what: str, given: Any) -> list[str] | None:
     if not isinstance(given, Sequence) or not given or not all(isinstance(name, str) for name in given):
         raise UsageError(f"{what}={shown(given)}", "it must be auto, or names in a list or by commas")
     return None if AUTO in given else list(dict.fromkeys(given))
-
-
-def _positive(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"batch_size_per_device={shown(value)}", "it must be a whole number of at least 1")
-    return value

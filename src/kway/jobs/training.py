@@ -233,7 +233,11 @@ def train(
             folder=str(folder),
             subject=subject_of(job, spec.facts, model, parts, held),
             resume=None if found is None else str(found),
-            told=(*where.notices, *told),
+            told=(
+                *where.notices,
+                *([] if growth is None else growth.replaced(going.job, where.plan.devices)),
+                *told,
+            ),
         )
         # What ran out of memory is free of it for certain when its process has ended.
         started = where.starts_ranks or adapting.is_on

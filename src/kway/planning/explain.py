@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kway.planned import one_device, titled
+from kway.planned import CLOSE, one_device, titled
 from kway.units import bytes_text, counted, seconds_text
 
 # Of the largest change of a term in its direction, and of the step, what is left unsaid.
 SMALL, SMALL_OF_STEP = 0.05, 0.001
 # By which part two candidates differ that are said to be as fast as each other.
 EVEN = 0.005
-# By which part candidates differ whose order no prediction can tell, however good those before were.
-CLOSE = 0.03
 
 Row = dict[str, Any]
 

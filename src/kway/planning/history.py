@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from kway.devices.remembered import digest, read, write
+from kway.planned import CLOSE
 from kway.planning.candidates import Candidate
-from kway.planning.explain import CLOSE
 from kway.records import Cluster
 
 # As many as the figure that later plans show is of; older ones say how kway was.

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kway.errors import UsageError
-from kway.planned import one_device
+from kway.planned import CLOSE, one_device
 from kway.planning.candidates import Candidate, Left
-from kway.planning.explain import CLOSE, explained
+from kway.planning.explain import explained
 from kway.planning.fits_nowhere import fits_nowhere
 from kway.planning.price import Price, Pricer, Room, Scaling
 from kway.planning.scaling import amdahl_bound, break_even_batch, break_even_flop, serial_fraction

@@ -133,10 +133,12 @@ class Scaled:
         groups = self.optimizer.param_groups
         for group, rate in zip(groups, self.rates, strict=False):
             _set(group, rate)
-        yield
-        self.rates = [float(group["lr"]) for group in groups]
-        for group, rate in zip(groups, self.rates, strict=True):
-            _set(group, rate * self.scale.at(self.taken))
+        try:
+            yield
+        finally:
+            self.rates = [float(group["lr"]) for group in groups]
+            for group, rate in zip(groups, self.rates, strict=True):
+                _set(group, rate * self.scale.at(self.taken))
 
 
 def advance(schedule: Any) -> None:

@@ -27,6 +27,15 @@ class Growth:
         """Return the job with the global batch of so many devices."""
         return replace(job, batch_size=self.per_device * devices)
 
+    def replaced(self, job: Job, devices: int) -> list[str]:
+        """Say which batch of the job's own does not count, where it has one."""
+        own = job.batch_size if job.batch_size is not None else getattr(job.data, "batch_size", None)
+        if own in (None, self.per_device * devices):
+            return []
+        return [
+            f"batch_size_per_device={self.per_device} counts, and not the job's own batch size of {own:,}"
+        ]
+
     def over(self, spec: TrainSpec, order: Order) -> TrainSpec:
         """Return the run over ``order`` with its rates scaled, where they are to be.
 

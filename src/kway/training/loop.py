@@ -106,7 +106,7 @@ class Loop:
             self.saver.check()
             self.resumed = self._resume()
             self._say(start_of(spec, train, self.loader.steps(0), self.resumed, self.subject))
-            for line in dict.fromkeys([*self._told(), *self._set_up(), *self.notices]):
+            for line in dict.fromkeys([*self.spec.told, *self._set_up(), *self.notices]):
                 self._say({"event": "notice", "text": line})
             # An epoch that was begun is ended, though the run has taken all its steps.
             while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
@@ -151,14 +151,11 @@ class Loop:
             )
         return Validation(self.engine, held, self.spec, self.world.is_main, self._notice_buffers, self._warn)
 
-    def _told(self) -> tuple[str, ...]:
-        """Return what was known before, and note what follows for the rates: later a schedule has changed them."""
-        self.notices += growth_lines(self.spec, self.engine.optimizer, self.engine.schedule)
-        return self.spec.told
-
     def _set_up(self) -> list[str]:
         """Return lines for the user about the data and how steps run, known so far on any rank. A collective."""
         held = [] if self.validation is None else [self.validation.held]
+        # Later a schedule has changed the rates.
+        self.notices += growth_lines(self.spec, self.engine.optimizer, self.engine.schedule)
         return set_up_notices(self.engine, self.loader, *held)
 
     def _warn(self, text: str) -> None:
