@@ -7,8 +7,9 @@ import pytest
 
 from kway.cli._grammar import grammar
 from kway.cli._shells import SHELLS, bash, fish, zsh
-from kway.cli.completion import EXACTNESS, STRATEGIES, values
+from kway.cli.completion import EXACTNESS, LR_SCALES, STRATEGIES, values
 from kway.cli.main import commands, main
+from kway.step.scaling import RULES
 from kway.strategies.layout import axes
 from kway.strategies.levels import LEVELS
 
@@ -68,6 +69,14 @@ def test_every_flag_of_every_command_is_offered(command, offered):
         (["prove", "lenet", "--against", ""], []),
         (["train", "lenet", "--timeline", "--js"], ["--json"]),
         (["completion", "z"], ["zsh"]),
+        (["train", "lenet", "--lr-scale", ""], ["linear", "sqrt"]),
+        (["train", "lenet", "--tracker", ""], ["tensorboard", "wandb", "mlflow"]),
+        (["plan", "lenet", "--on", "8x"], ["8xa100", "8xh100"]),
+        (["data", ""], ["list", "fetch"]),
+        (["data", "--data-dir", "d", "fe"], ["fetch"]),
+        (["data", "--data-dir", "=", "d", "fe"], ["fetch"]),
+        (["data", "fetch", ""], ["cifar10", "fashion-mnist", "mnist"]),
+        (["data", "fetch", "mnist", "ci"], ["cifar10"]),
         (["nonsense", "--"], []),
         (["launch", "--dev"], ["--devices"]),
         (["launch", "--devices", "cpu:2", "--log"], ["--logs"]),
@@ -83,7 +92,23 @@ def test_what_is_offered(words, found, offered):
 def test_what_is_offered_is_what_there_is():
     assert set(EXACTNESS) == set(LEVELS)
     assert set(STRATEGIES) == {"single", *axes()}
+    assert set(LR_SCALES) == set(RULES)
     assert set(values()) <= {a.dest for c in grammar() for a in (*c.flags, *c.places)}
+
+
+# What values are that have no names: numbers, lengths of time, places, and what a user's own code calls things.
+FREE = {
+    "N", "X", "S", "T", "N,N[,N]", "DURATION", "SET", "URL", "SCRIPT", "ARGUMENTS", "MiB", "NAME=VALUE[,...]"
+}  # fmt: skip
+OWN = {"save_best", "early_stop"}
+
+
+def test_arguments_that_are_one_of_some_names_are_offered_with_them():
+    for command in grammar():
+        named = {
+            flag.dest for flag in command.flags if flag.value and not flag.path and flag.value not in FREE
+        } | {place.dest for place in command.places if place.name not in FREE}
+        assert named - OWN <= set(values()), command.name
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -94,6 +119,16 @@ def test_each_shell_has_every_command_and_flag(shell, capsys):
         for name in (name for flag in command.flags for name in flag.names):
             short = f"-s {name[1:]}" if not name.startswith("--") else f"-l {name[2:]}"
             assert (short if shell == "fish" else name) in text
+
+
+def test_names_of_a_later_place_are_offered_there():
+    text = zsh(grammar(), values())
+    assert '1:WHAT: _alternative "names:name:(list fetch)"' in text
+    assert '*:NAME: _alternative "names:name:(cifar10 ' in text
+    lines = [line for line in fish(grammar(), values()).splitlines() if "from data; and" in line]
+    assert [("not __fish" in line, line.rpartition(" -a ")[2][:6]) for line in lines] == [
+        (True, "'list "), (False, "'cifar"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("shell", "check", "write"), [("zsh", "-n", zsh), ("fish", "--no-execute", fish)])

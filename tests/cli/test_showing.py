@@ -1,6 +1,5 @@
 """What ``kway train`` shows while it runs: on a terminal, in a log, in the log of CI, and with --quiet."""
 
-import io
 import os
 import pty
 import subprocess
@@ -9,28 +8,8 @@ import sys
 import pytest
 
 from kway.cli.main import main
-from kway.cli.train import _redraws
 
 WORDS = "train mlp --data synthetic --devices cpu:1 --batch-size 500 --epochs 3 --lr 0.1 --log-every 1"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("stream", "environ", "redraws"),
-    [
-        (Terminal(), {}, True),
-        (Terminal(), {"CI": "false", "TERM": "xterm", "NO_COLOR": "1"}, True),
-        (Terminal(), {"CI": "true"}, False),
-        (Terminal(), {"TERM": "dumb"}, False),
-        (io.StringIO(), {}, False),
-    ],
-)
-def test_a_line_is_redrawn_on_terminals_only(stream, environ, redraws):
-    assert _redraws(stream, environ) is redraws
 
 
 def on_a_terminal(tmp_path, environ):

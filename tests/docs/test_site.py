@@ -90,6 +90,10 @@ def test_a_new_page_finds_its_place_by_itself(hooks):
     assert sorted(listed) == sorted([*map(hooks.place, hooks.sources()), "decisions/index.md"])
 
 
+def test_every_guide_has_a_place_and_every_place_a_guide(hooks):
+    assert sorted(hooks.GUIDES) == sorted(path.stem for path in (ROOT / "docs/guide").glob("*.md"))
+
+
 @pytest.mark.parametrize(
     ("source", "link", "leads"),
     [

@@ -88,7 +88,7 @@ def test_a_kernel_is_told_from_a_terminal_and_a_script(monkeypatch: pytest.Monke
 def test_shown_goes_to_the_cell_in_a_notebook(monkeypatch: pytest.MonkeyPatch, kernel: None) -> None:
     out = Output()
     monkeypatch.setattr(notebook, "_displayed", out)
-    show = Shown()
+    show = Shown(lambda stream: stream.isatty())
     show("start", START)
     show("epoch", {"epoch": 1, "train_loss": 0.5})
     show.close()
@@ -97,7 +97,7 @@ def test_shown_goes_to_the_cell_in_a_notebook(monkeypatch: pytest.MonkeyPatch, k
 
 
 def test_shown_goes_to_standard_output_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    show = Shown()
+    show = Shown(lambda stream: stream.isatty())
     show.close()
     show("start", START)
     show("epoch", {"epoch": 1, "train_loss": 0.5})

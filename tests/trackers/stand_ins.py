@@ -36,7 +36,7 @@ from types import SimpleNamespace
 
 calls = []
 active = threading.local()
-FAILS = []
+FAILS, REFUSES, stored = [], [], {}
 
 
 def start_run(
@@ -44,13 +44,18 @@ def start_run(
     log_system_metrics=None,
 ):
     assert getattr(active, "run", None) is None, "already active"
-    active.run = SimpleNamespace(info=SimpleNamespace(run_id="r1"))
-    calls.append(("start", run_name))
+    active.run = SimpleNamespace(info=SimpleNamespace(run_id=run_id or "r1"))
+    calls.append(("start", run_name, dict(tags or {})))
     return active.run
 
 
 def log_params(params, synchronous=None, run_id=None):
     assert run_id == "r1" and len(params) <= 100
+    if REFUSES:
+        raise ConnectionError(REFUSES[0])
+    for name, value in params.items():
+        if stored.setdefault(name, str(value)) != str(value):
+            raise ValueError(f"Changing param values is not allowed: {name}")
     calls.append(("params", params))
 
 

@@ -121,7 +121,7 @@ def test_a_run_that_never_began_has_no_end():
 @pytest.mark.parametrize(
     ("method", "calls", "where"),
     [
-        ("begin", ["begin"], "begin"),
+        ("begin", ["begin", "end"], "begin"),
         ("log", ["begin", "log", "end"], "log at step 10"),
         ("end", ["begin", "log", "log", "end"], "end"),
     ],

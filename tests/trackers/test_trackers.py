@@ -173,8 +173,10 @@ def test_mlflow_is_called_as_it_documents(services):
     )
     run = train(2, job, strategy="threads", trackers=[kway.trackers.mlflow(run_name="first")])
     calls = importlib.import_module("mlflow").calls
-    assert calls[0] == ("start", "first")
+    assert calls[0][:2] == ("start", "first")
+    assert (calls[0][2]["devices"], calls[0][2]["strategy"]) == ("2", "threads=2")
     assert calls[1][1]["batch_size"] == 8
+    assert not {"devices", "strategy", "resumed_from_step"} & set(calls[1][1])
     assert calls[-1] == ("end", "FINISHED")
     logged = {name: value for kind, found, step in calls[2:-1] for name, value in found.items()}
     assert logged["validation/top 1 ___"] == run.epochs[-1]["top 1 (%)"]
@@ -187,6 +189,63 @@ def test_figures_that_never_reached_the_server_are_told(services):
         "tracker mlflow failed in end, and hears no more of this run: ConnectionError: no route to host"
     )
     assert importlib.import_module("mlflow").calls[-1] == ("end", "FINISHED")
+
+
+def test_mlflow_s_run_is_ended_where_its_configuration_is_refused(services):
+    fake = importlib.import_module("mlflow")
+    fake.REFUSES.append("no route to host")
+    run = train(1, trackers=["mlflow"])
+    assert [call[0] for call in fake.calls] == ["start", "end"]
+    assert fake.calls[-1] == ("end", "FAILED")
+    assert run.record.notices[-1] == (
+        "tracker mlflow failed in begin, and hears no more of this run: ConnectionError: no route to host"
+    )
+
+
+def test_a_run_of_mlflow_that_is_somebody_else_s_is_not_ended(services, monkeypatch):
+    fake = importlib.import_module("mlflow")
+    monkeypatch.setattr(fake, "start_run", lambda **_: (_ for _ in ()).throw(OSError("already active")))
+    ended = []
+    monkeypatch.setattr(fake, "end_run", lambda **given: ended.append(given))
+    train(1, trackers=["mlflow"])
+    assert ended == []
+
+
+def test_a_run_of_mlflow_takes_its_resumption_elsewhere(services, ranks, tmp_path):
+    fake = importlib.import_module("mlflow")
+    train(1, trackers=["mlflow"], epochs=1, ranks=ranks, out=tmp_path / "run", checkpoint_every=1)
+    own = {"devices": "two", "note": "mine"}
+    trackers = [kway.trackers.mlflow(run_id="r1", tags=own)]
+    run = train(2, trackers=trackers, ranks=ranks, resume=tmp_path / "run")
+    assert not [text for text in run.record.notices if "tracker" in text]
+    first, second = (call[2] for call in fake.calls if call[0] == "start")
+    assert "resumed_from_step" not in first
+    assert (second["resumed_from_step"], first["strategy"], second["strategy"]) == ("3", "single", "data=2")
+    assert (first["devices"], second["devices"], second["note"]) == ("1", "two", "mine")
+    assert fake.calls[-1] == ("end", "FINISHED")
+
+
+def test_event_files_are_closed_where_they_could_not_be_begun(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    writers = importlib.import_module("torch.utils.tensorboard.writer")
+    closed = []
+
+    class Full(writers.SummaryWriter):
+        def add_text(self, *_):
+            raise OSError("no space left")
+
+        def close(self):
+            closed.append(self)
+            super().close()
+
+    monkeypatch.setattr(writers, "SummaryWriter", Full)
+    run = train(1, trackers=["tensorboard"], out=tmp_path / "run")
+    assert len(closed) == 1
+    assert run.record.notices[-1] == (
+        "tracker eventfiles failed in begin, and hears no more of this run: OSError: no space left"
+    )
+    tracker = kway.trackers.tensorboard(tmp_path)
+    tracker.end("failed")  # nothing was opened
 
 
 @pytest.mark.parametrize(

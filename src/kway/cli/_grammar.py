@@ -23,11 +23,12 @@ class Flag:
 
 @dataclass(frozen=True)
 class Place:
-    """An argument without a flag. ``rest``: it takes all that follows."""
+    """An argument without a flag. ``rest``: it takes all that follows, flags as well; ``many``: any number of words."""
 
     dest: str
     name: str
     rest: bool
+    many: bool
     help: str
 
 
@@ -61,6 +62,7 @@ def _command(name: str) -> Command:
                 dest=action.dest,
                 name=_named(action),
                 rest=action.nargs == argparse.REMAINDER,
+                many=action.nargs in ("*", "+"),
                 help=_help(parser, action),
             )
             for action in places

@@ -14,7 +14,8 @@ _BASH = """\
 # Completes kway in bash. Written by: kway completion bash
 _kway() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} command=${{COMP_WORDS[1]}}
-    local flags="" valued="" own="" words="" i
+    local flags="" valued="" own="" words="" place=0 i
+    local -a places=("")
     COMPREPLY=()
     # bash takes --flag=value for three words.
     if [[ $cur == "=" ]]; then cur=""; elif [[ $prev == "=" ]]; then prev=${{COMP_WORDS[COMP_CWORD-2]}}; fi
@@ -40,6 +41,18 @@ _kway() {{
         esac
     elif [[ $cur == -* ]]; then
         words=$flags
+    else
+        for ((i = 2; i < COMP_CWORD; i++)); do
+            if [[ " $valued " == *" ${{COMP_WORDS[i]}} "* ]]; then
+                [[ ${{COMP_WORDS[i+1]}} == "=" ]] && ((i++))
+                ((i++))
+            elif [[ ${{COMP_WORDS[i]}} != -* ]]; then
+                ((place++))
+            fi
+        done
+        # What is beyond the last place is offered as that is.
+        ((place < ${{#places[@]}})) || place=$((${{#places[@]}} - 1))
+        words=${{places[place]}}
     fi
     COMPREPLY=($(compgen -W "$words" -- "$cur"))
 }}
@@ -76,10 +89,10 @@ def bash(commands: "Sequence[Command]", values: Values) -> str:
     for command in commands:
         names = {name: flag for flag in command.flags for name in flag.names}
         takes = [name for name, flag in names.items() if flag.value and not flag.optional]
-        places = " ".join(word for place in command.places for word in values.get(place.dest, ()))
+        places = " ".join(f'"{" ".join(values.get(place.dest, ()))}"' for place in command.places) or '""'
         own = " own=1;" if any(place.rest for place in command.places) else ""
         cases.append(f'        {command.name}) flags="{" ".join(names)}"; valued="{" ".join(takes)}";{own}')
-        cases.append(f'            words="{places}" ;;')
+        cases.append(f"            places=({places}) ;;")
         for name in takes:
             listed = " ".join(values.get(names[name].dest, ()))
             act = "return" if names[name].path else f'words="{listed}"' if listed else ""
@@ -115,14 +128,15 @@ def _zsh_flags(command: "Command", values: Values) -> Iterator[str]:
 
 
 def _zsh_places(command: "Command", values: Values) -> Iterator[str]:
-    for place in command.places:
+    for number, place in enumerate(command.places, 1):
+        which = "*" if place.many else str(number)
         if place.rest:
             yield f"*::{place.name}:_files"
         elif place.dest in values:
             names = " ".join(values[place.dest])
-            yield f'1:{place.name}: _alternative "names:name:({names})" "files:file:_files"'
+            yield f'{which}:{place.name}: _alternative "names:name:({names})" "files:file:_files"'
         else:
-            yield f"1:{place.name}:_files"
+            yield f"{which}:{place.name}:_files"
 
 
 def _message(flag: "Flag") -> str:
@@ -149,9 +163,14 @@ def fish(commands: "Sequence[Command]", values: Values) -> str:
                 f" -a {_escaped(' '.join(values[flag.dest]))}" if flag.value and flag.dest in values else ""
             )
             lines.append(f"{start} {names}{kind}{listed} -d {_escaped(_short(flag.help))}")
-        for place in command.places:
+        first = values.get(command.places[0].dest, ()) if len(command.places) > 1 else ()
+        for number, place in enumerate(command.places):
             listed = f" -a {_escaped(' '.join(values[place.dest]))}" if place.dest in values else ""
-            lines.append(f"{start} -F{listed}")
+            # Where the first is one of some names, those say whether it is typed.
+            typed = (
+                f"{'' if number else 'not '}__fish_seen_subcommand_from {' '.join(first)}" if first else ""
+            )
+            lines.append(f"{start[:-1]}; and {typed}' -F{listed}" if typed else f"{start} -F{listed}")
     return "\n".join(lines) + "\n"
 
 

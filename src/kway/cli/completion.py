@@ -5,9 +5,11 @@ from collections.abc import Mapping
 
 HELP = "print the script with which bash, zsh or fish complete what is typed"
 
-# As LEVELS of strategies/levels.py and the axes of strategies/ have them: reading those imports torch.
+# As LEVELS of strategies/levels.py, the axes of strategies/ and RULES of step/scaling.py have them: reading those
+# imports torch.
 EXACTNESS = ("math", "bits", "loose")
 STRATEGIES = ("single", "data", "threads")
+LR_SCALES = ("linear", "sqrt")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +34,14 @@ def values() -> Mapping[str, tuple[str, ...]]:
     """Map arguments, as parsers call them, to the names that they may be, where names can be listed without torch."""
     from kway.cli._choices import LOSSES, OPTIMIZERS
     from kway.cli._shells import SHELLS
+    from kway.cli.data import WHATS
     from kway.data import sources
+    from kway.data.originals import originals
+    from kway.elsewhere.description import shipped
     from kway.job import PRECISIONS
     from kway.measuring.names import names as experiments
     from kway.step.kinds import KINDS
+    from kway.trackers.chosen import NAMED
     from kway.zoo import names as models
 
     return {
@@ -49,5 +55,11 @@ def values() -> Mapping[str, tuple[str, ...]]:
         "step_kind": tuple(KINDS),
         "only": tuple(experiments()),
         "on_oom": ("error", "adapt"),
+        "lr_scale": LR_SCALES,
+        "tracker": tuple(NAMED),
+        "allow": tuple(PRECISIONS),
+        "on": tuple(shipped()),
+        "what": WHATS,
+        "names": tuple(originals()),
         "shell": tuple(SHELLS),
     }

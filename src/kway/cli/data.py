@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HELP = "list data sets; download one, checked and resumable"
-_WHATS = ("list", "fetch")
+WHATS = ("list", "fetch")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.errors import UsageError
     from kway.registry import known
 
-    known("kway data", args.what, dict.fromkeys(_WHATS, ""))
+    known("kway data", args.what, dict.fromkeys(WHATS, ""))
     root = data_root(args.data_dir)
     if args.what == "list":
         if args.names:
@@ -53,10 +53,11 @@ def run(args: argparse.Namespace) -> int:
 def _fetch(name: str, root: Path) -> None:
     from kway.data.fetching import fetch
     from kway.data.sources import load
+    from kway.devices.terminal import redraws
     from kway.errors import DataError
     from kway.report.transfer import Transfer
 
-    shown = Transfer(sys.stdout)
+    shown = Transfer(sys.stdout, live=redraws(sys.stdout))
     try:
         is_new = fetch(name, root, shown)
     except BaseException as ending:

@@ -129,9 +129,8 @@ def _dispatch(words: list[str]) -> tuple[int, bool]:
     code, args = _parse(parser_of(name), rest)
     if code is not None:
         return code, True
-    return int(import_module(f"kway.cli.{name}").run(args)), getattr(
-        args, "json", False
-    ) or name in ONLY_PRINT
+    is_print_only = getattr(args, "json", False) or name in ONLY_PRINT
+    return int(import_module(f"kway.cli.{name}").run(args)), is_print_only
 
 
 def _top_parser() -> Parser:

@@ -1,9 +1,7 @@
 """``kway train``: trains a model on any number of devices."""
 
 import argparse
-import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,12 +191,6 @@ def _batch(args: argparse.Namespace) -> dict[str, object]:
     return {"batch_size": args.batch_size_per_device * where.plan.devices}
 
 
-def _redraws(stream: Any, environ: Mapping[str, str]) -> bool:
-    """Whether a line on ``stream`` can be drawn again: on a terminal, unless it is said to be dumb or a log of CI."""
-    is_log = environ.get("CI", "").lower() not in ("", "0", "false") or environ.get("TERM") == "dumb"
-    return bool(stream.isatty()) and not is_log
-
-
 class _Warned:
     """Shows nothing of a run but its warnings."""
 
@@ -241,6 +233,7 @@ class _Shown:
 def run(args: argparse.Namespace) -> int:
     """Train; returns 0. Raises ``UsageError`` before anything starts, and what a failed run raises."""
     from kway.cli._job import default_folder, job_of, says_that_data_is_usual
+    from kway.devices.terminal import redraws
     from kway.jobs.training import train
     from kway.report.progress import Progress
 
@@ -256,7 +249,7 @@ def run(args: argparse.Namespace) -> int:
     folder = args.out or default_folder(job.title)
     screen = sys.stderr if args.json else sys.stdout
 
-    progress = Progress(screen, args.epochs, live=_redraws(screen, os.environ))
+    progress = Progress(screen, args.epochs, live=redraws(screen))
     shown = _Shown(args, lines, screen, progress)
     show = _Warned() if args.quiet else shown
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kway.devices.terminal import redraws
 from kway.jobs.arguments import functions_of, truth
 from kway.report.shown import Shown
 from kway.trackers.chosen import trackers_of
@@ -48,7 +49,7 @@ class Listeners:
 
 def listeners(callbacks: Any, progress: Any) -> Listeners:
     """Return the user's callbacks, and what shows progress where it is wanted. Raises ``UsageError``."""
-    shown = (Shown(),) if truth("progress", progress) else ()
+    shown = (Shown(redraws),) if truth("progress", progress) else ()
     return Listeners((*functions_of("callbacks", callbacks), *shown), StopRequest())
 
 

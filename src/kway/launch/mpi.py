@@ -63,8 +63,7 @@ def meeting_file(environ: Mapping[str, str]) -> Path:
     """
     check_temporary()
     pid = launcher(environ)
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    return Path(tempfile.gettempdir()) / f"kway-{user}-{pid}-{_started(pid)}.meet"
+    return Path(tempfile.gettempdir()) / f"kway-{os.getuid()}-{pid}-{_started(pid)}.meet"
 
 
 def launcher(environ: Mapping[str, str], pid: int | None = None) -> int:

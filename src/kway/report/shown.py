@@ -1,7 +1,7 @@
 """A run's progress where this process shows things: the cell of a notebook, a terminal, or a log."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO, cast
 
 from kway.report.notebook import COLUMNS, Cell, in_notebook
@@ -9,9 +9,13 @@ from kway.report.progress import Progress
 
 
 class Shown:
-    """A callback of ``kway.train`` that shows how far the run is, from its first event until ``close``."""
+    """A callback of ``kway.train`` that shows how far the run is, from its first event until ``close``.
 
-    def __init__(self) -> None:
+    ``redraws``: whether a line on a stream can be drawn again in place; asked at the first event.
+    """
+
+    def __init__(self, redraws: Callable[[TextIO], bool]) -> None:
+        self._redraws = redraws
         self._cell: Cell | None = None
         self._progress: Progress | None = None
 
@@ -30,6 +34,6 @@ class Shown:
 
     def _here(self) -> Progress:
         if not in_notebook():
-            return Progress(sys.stdout)
+            return Progress(sys.stdout, live=self._redraws(sys.stdout))
         self._cell = Cell()
         return Progress(cast(TextIO, self._cell), live=True, width=lambda: COLUMNS)

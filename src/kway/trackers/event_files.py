@@ -30,9 +30,13 @@ class EventFiles:
             self._writer.add_scalar(name, value, step)
 
     def end(self, status: str) -> None:
-        """Write what is left, and how the run ended."""
-        self._writer.add_text("status", status)
-        self._writer.close()
+        """Write what is left, and how the run ended; nothing where no file could be opened."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.add_text("status", status)
+        finally:
+            self._writer.close()
 
 
 def tensorboard(folder: Path | str) -> Tracker:

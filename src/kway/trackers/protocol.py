@@ -20,7 +20,10 @@ class Tracker(Protocol):
         """Take figures by name, after ``step`` optimizer steps of the run. Steps never become smaller."""
 
     def end(self, status: str) -> None:
-        """End, when the last figure is in: ``"finished"``, ``"stopped"`` or ``"failed"``."""
+        """End, when the last figure is in: ``"finished"``, ``"stopped"`` or ``"failed"``.
+
+        Called as well where ``begin`` or ``log`` raised: there may be nothing to end, or half of it.
+        """
 
 
 def needs(package: str, install: str) -> None:

@@ -7,12 +7,19 @@ arguments ``synchronous`` and ``run_id`` of its later second versions and the th
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from kway.trackers.protocol import FAILED, FINISHED, STOPPED, Tracker, needs
 
 # What MLflow takes in the name of a figure, from every store.
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /]")
+# What a run that goes on from a checkpoint may have otherwise: where it runs, how far, and how a step is taken. MLflow
+# refuses another value of a parameter, and takes one of a tag.
+_OF_PARTS = (
+    "resumed_from_step", "devices", "strategy", "exactness", "step_kind", "micro_batch", "workers", "epochs",
+    "stops_after", "steps_per_epoch", "held_out", "init",
+)  # fmt: skip
 
 
 class Wandb:
@@ -34,8 +41,9 @@ class Wandb:
         self._run.log(dict(metrics), step=step)
 
     def end(self, status: str) -> None:
-        """Send what is left. A run that did not finish counts as failed there."""
-        self._run.finish(exit_code=int(status != FINISHED))
+        """Send what is left. A run that did not finish counts as failed there; one that never started has no end."""
+        if self._run is not None:
+            self._run.finish(exit_code=int(status != FINISHED))
 
 
 class Mlflow:
@@ -47,11 +55,20 @@ class Mlflow:
         self._last: Any = None
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Start the run and store its configuration."""
+        """Start the run and store its configuration: what a part of it that goes on may have otherwise, as tags."""
         import mlflow
 
-        self._id = mlflow.start_run(**self._options).info.run_id
-        mlflow.log_params(dict(config), run_id=self._id)
+        tags = {name: str(config[name]) for name in _OF_PARTS if name in config}
+        tags |= self._options.get("tags") or {}
+        self._id = mlflow.start_run(**{**self._options, "tags": tags}).info.run_id
+        try:
+            params = {name: value for name, value in config.items() if name not in _OF_PARTS}
+            mlflow.log_params(params, run_id=self._id)
+        except BaseException:
+            # What kept the configuration from arriving is what is told; where this fails as well, ``end`` tries again.
+            with suppress(Exception):
+                self._over(FAILED)
+            raise
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Hand figures on; they are sent in the background, in order."""
@@ -61,14 +78,23 @@ class Mlflow:
         self._last = mlflow.log_metrics(named, step=step, synchronous=False, run_id=self._id)
 
     def end(self, status: str) -> None:
-        """Wait for the figures to arrive, and end the run. Raises what kept them from arriving."""
-        import mlflow
+        """Wait for the figures to arrive, and end the run. Raises what kept them from arriving.
 
+        Nothing happens where no run was started or it has ended: the active one may be somebody else's.
+        """
+        if not self._id:
+            return
         try:
             if self._last is not None:
                 self._last.wait()
         finally:
-            mlflow.end_run(status={FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}[status])
+            self._over(status)
+
+    def _over(self, status: str) -> None:
+        import mlflow
+
+        mlflow.end_run(status={FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}[status])
+        self._id = ""
 
 
 def wandb(**options: Any) -> Tracker:

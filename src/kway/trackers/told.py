@@ -12,7 +12,8 @@ class Told:
     """Calls a tracker's methods one after the other in one thread, until one of them fails.
 
     One thread: what a library keeps by thread (MLflow's active run) is found again. Apart: a server that takes its
-    time does not make a step longer. After a failure only ``end`` is called, so that files and connections close.
+    time does not make a step longer. After a failure, one of ``begin`` as well, only ``end`` is called, so that files
+    and connections close.
     """
 
     def __init__(self, tracker: Tracker) -> None:
@@ -53,9 +54,10 @@ class Told:
             method, arguments = call
             if self._failure and not (method == "end" and self._begun):
                 continue
+            # Before the call: what it had opened when it failed is to be closed.
+            self._begun = True
             try:
                 getattr(self._tracker, method)(*arguments)
-                self._begun = True
             # Whatever it is: it would end this thread without a word.
             except BaseException as error:
                 at = f" at step {arguments[1]}" if method == "log" else ""
