@@ -29,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate; returns 0. Raises ``UsageError`` before anything starts."""
     from kway.cli._job import job_of
+    from kway.jobs.alone import speaks
     from kway.jobs.evaluating import evaluate
 
     options.meet(args)
@@ -36,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     job, lines = job_of(args)
     where = {"devices": args.devices, "strategy": args.strategy}
     values = evaluate(job, weights, batch_size=args.batch_size, **where)
+    if not speaks():
+        return 0
     if args.json:
         print(
             json.dumps(

@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
     from kway.cli._job import default_folder, job_of
     from kway.cli.evaluate import on_what, weights_file
+    from kway.jobs.alone import speaks
     from kway.jobs.evaluating import predict
     from kway.jobs.folder import claimed
     from kway.records import write_atomically
@@ -33,8 +34,12 @@ def run(args: argparse.Namespace) -> int:
     options.meet(args)
     weights = weights_file(args.weights)
     job, lines = job_of(args, False)
+    where = {"devices": args.devices, "strategy": args.strategy}
+    if not speaks():
+        # The folder is rank 0's, which writes what all have predicted.
+        predict(job, weights, batch_size=args.batch_size, **where)
+        return 0
     with claimed(args.out or default_folder(f"{job.title}-predictions"), "predictions.safetensors") as folder:
-        where = {"devices": args.devices, "strategy": args.strategy}
         tensors = named_tensors(predict(job, weights, batch_size=args.batch_size, **where))
         path = folder / "predictions.safetensors"
         write_atomically(path, save({name: value.contiguous() for name, value in tensors.items()}))

@@ -234,6 +234,7 @@ def run(args: argparse.Namespace) -> int:
     """Train; returns 0. Raises ``UsageError`` before anything starts, and what a failed run raises."""
     from kway.cli._job import default_folder, job_of, says_that_data_is_usual
     from kway.devices.terminal import redraws
+    from kway.jobs.alone import speaks
     from kway.jobs.training import train
     from kway.report.progress import Progress
 
@@ -287,6 +288,8 @@ def run(args: argparse.Namespace) -> int:
         show.close()
     saved = result.record.checkpoints
     lost = saved is not None and saved["failed"] and not [*(folder / "checkpoints").glob("step-*")]
+    if not speaks():
+        return int(bool(lost))
     if args.json:
         print(result.record.to_json())
     elif not args.quiet:

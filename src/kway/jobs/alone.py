@@ -14,3 +14,9 @@ def refuse_among_ranks(what: str, need: str, do: str) -> None:
     world = from_environment(device="cpu")
     if world is not None and world.size > 1:
         raise UsageError(f"{what} inside {counted(world.size, 'rank')} that are already there", need, do)
+
+
+def speaks() -> bool:
+    """Whether this process prints and writes: of ranks that something else started, rank 0 does."""
+    world = from_environment(device="cpu")
+    return world is None or world.is_main

@@ -17,6 +17,7 @@ from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
+from kway.jobs.alike import check_alike
 from kway.jobs.arguments import check_given
 from kway.jobs.automatic import Going, foreseen
 from kway.jobs.decisions import figure_of, patience_of
@@ -214,7 +215,12 @@ def train(
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
     adapting = adapting_of(on_oom, job, model, where, parts.order)
     spec = spec if growth is None else growth.over(spec, parts.order)
-    spec = replace(spec, facts=facts_of(spec.job, parts, where.plan, model), made=made_before(job))
+    spec = check_alike(
+        where,
+        replace(spec, facts=facts_of(spec.job, parts, where.plan, model), made=made_before(job)),
+        parts,
+        held,
+    )
 
     def long_enough(checkpoint: Checkpoint) -> None:
         check_length(checkpoint, epochs, steps)

@@ -41,9 +41,11 @@ def trackers_of(given: Any, out: Path | str | None) -> tuple[Tracker, ...]:
         raise UsageError(
             f"trackers={given!r}", "it must be a list of names or trackers", 'pass ["tensorboard"], say'
         )
+    given = list(given)
     found = tuple(_one(place, item, out) for place, item in enumerate(given))
     for place, tracker in enumerate(found):
-        if any(tracker is other for other in found[:place]):
+        named_before = isinstance(given[place], str) and given[place] in given[:place]
+        if named_before or any(tracker is other for other in found[:place]):
             raise UsageError(
                 f"trackers[{place}] is there twice", "a tracker follows one run", "leave one out"
             )

@@ -1,5 +1,6 @@
 """From a run's events to its trackers: what they begin with, which figures they get, how they end."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -68,7 +69,8 @@ class Following:
 
     def _all(self, method: str, *arguments: Any) -> None:
         for told in self._told:
-            told.call(method, *arguments)
+            # A copy each: what one changes is no other's, and each reads in a thread of its own.
+            told.call(method, *copy.deepcopy(arguments))
 
     def _say(self) -> None:
         for told in self._told:

@@ -31,9 +31,9 @@ def facts_of(job: Job, parts: Parts, plan: Plan, model: nn.Module) -> dict[str, 
         "shuffle": job.shuffle,
         "seed": job.seed,
         "precision": job.precision,
-        "loss": _name(job.loss),
-        "penalty": _name(job.penalty),
-        "schedule": _name(schedule),
+        "loss": named(job.loss),
+        "penalty": named(job.penalty),
+        "schedule": named(schedule),
         "lr_scale": None if scale is None else f"{scale.rule} x {scale.factor:g}",
         "clip": None if rule is None else f"{rule[0]} {rule[1]:g}",
         "ema": job.ema,
@@ -161,7 +161,7 @@ def digest(value: torch.Tensor) -> str:
     return f"{zlib.crc32(flat(value.cpu()).view(torch.uint8).numpy().tobytes()):08x}"
 
 
-def _name(value: Any) -> str | None:
+def named(value: Any) -> str | None:
     """Name a function or module with its settings, as far as they are plain values or tensors."""
     if value is None:
         return None
@@ -169,7 +169,7 @@ def _name(value: Any) -> str | None:
         held = {name: getattr(value, name) for name in [*vars(value), *value._buffers] if name[0] != "_"}
         return f"{type(value).__name__}({_settings(held)})"
     if isinstance(value, partial):
-        return f"{_name(value.func)}({_settings(dict(enumerate(value.args)) | value.keywords)})"
+        return f"{named(value.func)}({_settings(dict(enumerate(value.args)) | value.keywords)})"
     return str(getattr(value, "__name__", type(value).__name__))
 
 
