@@ -1,5 +1,6 @@
 """Which checkpoint a run goes on from."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +100,7 @@ def find(
         raise UsageError(
             f"resume={str(resume)!r} holds no complete checkpoint",
             "; ".join(told) or "there is none in it",
-            "name a run or a checkpoint, or leave it out to start anew",
+            "name a run or a checkpoint, start from its weights (init=, --init), or leave it out to start anew",
         )
     if checkpoint is None:
         return None, [*told, f"no complete checkpoint in {place}: the run starts anew"]
@@ -108,4 +109,18 @@ def find(
     check(checkpoint)
     weights = unmade(checkpoint.weights(), made_in(checkpoint), model)
     check_names(model, weights, f"of checkpoint {checkpoint.path}")
-    return checkpoint.path.resolve(), told
+    return checkpoint.path.resolve(), [*told, *_went_further(place.parent / "train.json", checkpoint)]
+
+
+def _went_further(record: Path, checkpoint: Checkpoint) -> list[str]:
+    """Say where the run that a checkpoint is of has ended at a later step, of which nothing to go on from was kept."""
+    try:
+        ended = json.loads(record.read_text())["steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    if not isinstance(ended, int) or ended <= checkpoint.step:
+        return []
+    return [
+        f"that run went on to step {ended:,}; its newest checkpoint is of step {checkpoint.step:,}, from which steps "
+        "are taken again (init= or --init starts from its last weights)"
+    ]
