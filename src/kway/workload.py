@@ -44,7 +44,8 @@ class Workload(Record):
     adds for several devices beside the gradients: ``when``, ``what``, ``bytes`` (that one device gives), ``times`` a
     step.
     ``buckets``: bytes of each call that brings gradients together, first first.
-    ``step_kinds_left``: why, by kind that was not timed. Raises ``UsageError`` for what is not of this form.
+    ``step_kinds_left``: why, by kind that was not timed. ``draws_on_cpu``: whether a step draws random numbers there.
+    Raises ``UsageError`` for what is not of this form.
     """
 
     kind: ClassVar[str] = "workload"
@@ -74,6 +75,7 @@ class Workload(Record):
     step_kinds_left: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     notices: list[str] = field(default_factory=list)
+    draws_on_cpu: bool = False
 
     def __post_init__(self) -> None:
         problem = wrong_in_workload(self)

@@ -141,6 +141,14 @@ def test_threads_read_in_turns_compute_side_by_side_and_hand_over_what_was_measu
     assert terms["gather and scatter (threads)"] == pytest.approx(3e-3)
 
 
+def test_threads_that_draw_on_the_cpu_compute_one_after_the_other():
+    figures = [*beside(1.5, 3.0, "threads"), *sums({1_024: 2e-3, 4_000: 3e-3})]
+    terms = on_two("threads", *figures, draws_on_cpu=True).terms
+    # All of 1 ms and 0.1 ms a sample but optimizer and input, once more.
+    assert terms["replicas one after the other (threads)"] == pytest.approx(0.9 * (1e-3 + 1e-4 * 64))
+    assert "ranks beside each other" not in terms
+
+
 def test_collectives_of_a_step_are_sums_of_threads_too():
     both = [
         {"when": "forward", "what": "all-gather", "bytes": 2_000, "times": 3},

@@ -362,3 +362,8 @@ def test_every_step_kind_is_timed_on_a_gpu_and_peaks_are_the_allocators():
     states = sum(record.parameters[name] for name in ("bytes", "gradient_bytes", "optimizer_bytes"))
     assert all(each["bytes"] >= states for each in record.memory["peak"])
     assert record.device_name
+
+
+@pytest.mark.parametrize("model", [net, lambda: nn.Linear(8, 4)], ids=["dropout", "none"])
+def test_a_profile_knows_whether_steps_draw_on_the_cpu(model):
+    assert profiled(job(model)).draws_on_cpu == (model is net)

@@ -19,6 +19,7 @@ STATISTICS, BESIDE_GRADIENTS, THREADS = (
 )
 LAID_DOWN = "gradients for the other threads"
 TURNS, INPUTS = "turns of the process (threads)", "input in turns (threads)"
+ONE_BY_ONE = "replicas one after the other (threads)"
 BITS = "bits"
 
 
@@ -95,7 +96,10 @@ def add_thread_sums(estimate: Estimate, replicas: int) -> None:
         estimate.add(INPUTS, (replicas - 1) * reading)
     else:
         starts += reading
-    if estimate.on_cpu and slower:
+    if estimate.on_cpu and estimate.workload.draws_on_cpu:
+        # Threads of a process that has one generator on the CPU: decision 20.
+        estimate.add(ONE_BY_ONE, (replicas - 1) * (starts + own))
+    elif estimate.on_cpu and slower:
         estimate.slow_down(slower[LARGE], slower[SMALL], in_turns=[INPUT])
         estimate.add(TURNS, turns)
     else:

@@ -24,6 +24,7 @@ from kway.profiling.sitting import Reading, Sitting
 from kway.profiling.sizes import gradients_of, parameters_of
 from kway.profiling.timing import Spot, fits, time_in_turns, timings
 from kway.records import Plan
+from kway.step.host_draws import HostDraws
 from kway.step.kinds import DEFAULT_KIND, KINDS
 from kway.step.recompute import blocks_of
 from kway.training.on_a_copy import copied
@@ -137,6 +138,9 @@ class Profiler:
                     torch.set_num_threads(sitting.seat.threads)
                     seen.inside = look_inside(sitting, INSIDE * self._wanted.seconds)
                     self._describe(sitting, seen.inside)
+                    with HostDraws() as watch:
+                        sitting.take(sitting.shares[0])
+                    self.found.fields["draws_on_cpu"] = watch.found
                 if sitting.shares and sitting.seat.devices > 1 and not seen.calls:
                     seen.calls = sitting.rehearse(sitting.shares[0])
 
