@@ -76,8 +76,22 @@ def free_port() -> int:
         return int(asked.getsockname()[1])
 
 
+def result_in(output: str) -> dict[str, Any] | None:
+    """Return what a rank printed last; ``None`` where that is no result."""
+    try:
+        row = json.loads(output.splitlines()[-1])
+    except (IndexError, ValueError):
+        return None
+    return row if isinstance(row, dict) and {"sha256", "step_s"} <= row.keys() else None
+
+
 def try_way(options: argparse.Namespace, way: dict[str, bool]) -> dict[str, Any]:
-    """Start the ranks of one way, and say whether they all came to their end, with which weights, in what time."""
+    """Start the ranks of one way, and say whether they all came to their end, with which weights, in what time.
+
+    Where they did not: ``died``, exit codes by rank of those that ended with another code than 0 or without a result,
+    and ``hung``, whether some were still there at the limit though none had died. Who waits for a dead rank does
+    not hang by a copy.
+    """
     shared = {"WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     words = [sys.executable, __file__, "--rank", "--kind", options.kind, "--batch", str(options.batch)]
     words += [
@@ -92,17 +106,25 @@ def try_way(options: argparse.Namespace, way: dict[str, bool]) -> dict[str, Any]
         )
         for rank in range(options.ranks)
     ]
-    begun, rows = time.monotonic(), []
+    begun, rows, died = time.monotonic(), [], {}
     try:
-        for rank in ranks:
+        for number, rank in enumerate(ranks):
             left = max(0.1, options.limit - (time.monotonic() - begun))
-            rows.append(json.loads(rank.communicate(timeout=left)[0].splitlines()[-1]))
-    except (subprocess.TimeoutExpired, IndexError):
-        return way | {"ended": False, "after_s": round(time.monotonic() - begun, 1)}
+            try:
+                row = result_in(rank.communicate(timeout=left)[0])
+            except subprocess.TimeoutExpired:
+                continue
+            if row is None or rank.returncode:
+                died[str(number)] = rank.returncode
+            else:
+                rows.append(row)
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
+    if len(rows) < len(ranks):
+        after = round(time.monotonic() - begun, 1)
+        return way | {"ended": False, "hung": not died, "died": died, "after_s": after}
     steps = [max(each) for each in zip(*(row["step_s"] for row in rows), strict=True)]
     return way | {
         "ended": True,
@@ -112,7 +134,7 @@ def try_way(options: argparse.Namespace, way: dict[str, bool]) -> dict[str, Any]
 
 
 def main() -> int:
-    """Try every way; return 0 where none hung and all gave the same weights."""
+    """Try every way; return 0 where none hung, no rank died, and all gave the same weights."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--non-blocking", action="store_true", help=argparse.SUPPRESS)
@@ -132,18 +154,18 @@ def main() -> int:
         return 0
     rows = [try_way(options, way) for _ in range(options.rounds) for way in ways(options.kind)]
     hashes = {digest for row in rows for digest in row.get("sha256", ())}
-    hung = [row for row in rows if not row["ended"]]
     record = {
         "kind": options.kind,
         "ranks": options.ranks,
         "rows": rows,
-        "hung": len(hung),
+        "hung": sum(row.get("hung", False) for row in rows),
+        "died": sum(bool(row.get("died")) for row in rows),
         "hashes": len(hashes),
     }
     print(json.dumps(record, indent=1))
     if options.out:
         options.out.write_text(json.dumps(record, indent=1) + "\n")
-    return int(bool(hung) or len(hashes) != 1)
+    return int(not all(row["ended"] for row in rows) or len(hashes) != 1)
 
 
 if __name__ == "__main__":

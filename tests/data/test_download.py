@@ -123,6 +123,44 @@ def test_wrong_bytes_are_refused_and_not_kept(site, tmp_path):
     assert len(site.asked) == 1
 
 
+@pytest.mark.parametrize("addresses", ["a", "ab"])
+def test_a_wrong_file_in_two_pieces_each_time_is_told_with_its_sum(site, tmp_path, addresses):
+    wrong = CONTENT[:-1] + b"?"
+    site.files["a.bin"], site.files["b.bin"], site.breaks = wrong, CONTENT, [50_000, 10**6] * 2
+    events: list[dict] = []
+    file = file_at(*(f"{site.url}{name}.bin" for name in addresses))
+    said = f"{site.url}a.bin: content of SHA-256 {hashlib.sha256(wrong).hexdigest()}, not {file.sha256}"
+    if addresses == "ab":
+        assert download(file, tmp_path, events.append, QUICK).read_bytes() == CONTENT
+        assert f"{said}; the next address is tried" in [event.get("text") for event in events]
+    else:
+        with pytest.raises(KwayError) as caught:
+            download(file, tmp_path, events.append, QUICK)
+        assert said in str(caught.value)
+    assert ranges(site)[:4] == [None, "bytes=50000-"] * 2
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_part_that_is_whole_and_wrong_is_downloaded_once_more(site, tmp_path, right):
+    (tmp_path / "a.bin.part").write_bytes(bytes(len(CONTENT)))
+    if right:
+        assert get(site, tmp_path).read_bytes() == CONTENT
+    else:
+        site.files["a.bin"] = wrong = CONTENT[:-1] + b"?"
+        with pytest.raises(KwayError, match=hashlib.sha256(wrong).hexdigest()):
+            get(site, tmp_path)
+    assert ranges(site) == [None]
+
+
+def test_after_an_address_with_one_byte_more_the_next_is_asked(site, tmp_path, monkeypatch):
+    # Read in single bytes, so that the part has its whole size before the one too many is seen.
+    monkeypatch.setattr("kway.data.download._BLOCK", 1)
+    site.files["a.bin"], site.files["b.bin"], site.lengths = b"wrong!", b"right", False
+    file = file_at(f"{site.url}a.bin", f"{site.url}b.bin", content=b"right")
+    assert download(file, tmp_path, lambda event: None, QUICK).read_bytes() == b"right"
+    assert [name for name, *_ in site.asked] == ["a.bin", "b.bin"]
+
+
 def test_another_length_is_refused_before_it_is_downloaded(site, tmp_path):
     site.files["a.bin"] = b"<html>please log in</html>"
     with pytest.raises(KwayError, match="it has 26 bytes, not 200000"):

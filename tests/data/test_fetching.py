@@ -16,7 +16,7 @@ from tests.data.test_idx import NAMES, idx
 
 from kway.data import originals
 from kway.data.download import Patience
-from kway.data.fetching import fetch
+from kway.data.fetching import _alone, fetch
 from kway.data.originals import File
 from kway.data.sources import load, names
 from kway.errors import KwayError, UsageError
@@ -177,6 +177,16 @@ def test_a_process_that_was_killed_holds_nothing(site, monkeypatch, tmp_path):
     site.pause_s = 0.0
     assert fetch("mnist", tmp_path / "root", quiet, QUICK)
     assert len(load("mnist", tmp_path / "root").train) == 12
+
+
+def test_what_is_missing_while_it_is_held_is_an_error_of_its_own(tmp_path):
+    def held():
+        with _alone(tmp_path, "mnist", quiet):
+            raise FileNotFoundError("of the caller")
+
+    with pytest.raises(FileNotFoundError, match="of the caller"):
+        held()
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_root_that_cannot_be_written_is_told(tmp_path):

@@ -58,7 +58,13 @@ def test_torch(changes, outcome, words):
 @pytest.mark.parametrize(
     ("cluster", "tried", "outcome", "words"),
     [
-        (machine(driver_cuda="12.8"), probe(2), "fail", "for CUDA 13.0, driver simulated runs CUDA 12.8"),
+        (machine(driver_cuda="12.8"), probe(2), "ok",
+         "2 computed a sum; torch is built for CUDA 13.0, the driver runs 12.8"),
+        (machine(driver_cuda="12.8"), probe(), "fail",
+         "the driver shows 2, torch sees 0; torch is built for CUDA 13.0, driver simulated runs CUDA 12.8 at most"),
+        (machine(1, driver_cuda="12.8"), probe(1, gpus=[{"name": "A", "error": "unsupported PTX"}]), "fail",
+         "cuda:0 (A): unsupported PTX; torch is built for CUDA 13.0"),
+        (machine(visible="", driver_cuda="12.8"), probe(), "ok", "hides all 2 GPUs"),
         (machine(driver_cuda="13.1", torch_cuda="12.6"), probe(2), "ok", "2 computed"),
         (machine(driver_cuda=None), probe(2), "ok", "the driver runs ?"),
         (machine(torch_cuda=None), probe(), "fail", "2 there, but torch simulated is built without CUDA"),
@@ -75,6 +81,14 @@ def test_gpus(cluster, tried, outcome, words):
     assert found.outcome == outcome
     assert words in found.found
     assert bool(found.do) == (outcome != "ok")
+
+
+def test_only_an_old_driver_is_to_be_updated():
+    bad = probe(1, gpus=[{"name": "A", "error": "unsupported PTX"}])
+    old, new = (gpus_work(machine(1, driver_cuda=version), bad) for version in ("12.8", "13.0"))
+    assert old.do == "update the driver, or install a torch for CUDA 12"
+    assert new.do.startswith("install a torch with code for these GPUs")
+    assert "built for" not in new.found
 
 
 def test_a_driver_that_does_not_answer():

@@ -1,3 +1,6 @@
+import os
+import tracemalloc
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -54,13 +57,30 @@ def test_a_file_must_be_one_that_ranks_can_write_and_nobody_else_needs(tmp_path)
     (tmp_path / "left").write_bytes(SIGN + b", and more")
     check_file(tmp_path / "left")
     (tmp_path / "empty").touch()
-    check_file(tmp_path / "empty")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "thesis.txt").write_text("my thesis")
     for name, words in (
         ("thesis.txt", "holds something else"),
+        ("empty", "is there, and empty"),
+        ("pipe", "is no regular file"),
         ("", "is a folder"),
         ("missing/new", "no folder"),
     ):
         with pytest.raises(UsageError, match=words):
             check_file(tmp_path / name)
     assert (tmp_path / "thesis.txt").read_text() == "my thesis"
+
+
+@pytest.mark.parametrize("begins", [SIGN, b"weights"])
+def test_of_a_large_file_only_the_beginning_is_read(tmp_path, begins):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.write(begins)
+        file.truncate(1 << 25)
+    tracemalloc.start()
+    try:
+        with nullcontext() if begins == SIGN else pytest.raises(UsageError, match="holds something else"):
+            check_file(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -65,7 +65,7 @@ def test_ranks_meet_by_a_file_which_goes(tmp_path, own):
 
 def test_what_an_earlier_job_left_is_no_trap(tmp_path):
     """A port where nobody is, one where somebody else is, and the store of another job."""
-    other = meeting._served(InitMethod(path=tmp_path / "other"), LONG)
+    other, _ = meeting._served(InitMethod(path=tmp_path / "other"), LONG)
     said = json.loads((tmp_path / "other").read_text())
     method = InitMethod(path=tmp_path / "meeting")
     with reserved_port() as nobody:
@@ -87,6 +87,23 @@ def test_what_somebody_else_wrote_in_the_place_of_kway_s_own_file_is_not_read(tm
     mine = meeting.os.geteuid()
     monkeypatch.setattr(meeting.os, "geteuid", lambda: mine + 1)
     assert meeting._read(method) is None
+
+
+def test_rank_0_leaves_the_file_that_another_job_wrote_over_its_own(tmp_path):
+    method = InitMethod(path=tmp_path / "meeting")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(meet, method, of(2)[0], timedelta(seconds=2))
+        while (said := meeting._read(method)) is None:
+            time.sleep(0.01)
+        second = pool.submit(meet, method, of(2)[0], LONG)
+        while meeting._read(method) == said:
+            time.sleep(0.01)
+        with pytest.raises(KwayError, match="1 rank did not come: 1"):
+            first.result()
+        # Without the file, this rank would wait for nobody.
+        late = meet(method, of(2)[1], timedelta(seconds=5))
+        assert exchanged([second.result(), late]) == [[b"0", b"1"]] * 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path):
@@ -131,9 +148,32 @@ def test_other_machines_are_told_every_address_of_this_one(monkeypatch):
 
 def test_the_first_address_that_answers_is_taken_from_another_machine(tmp_path, monkeypatch):
     method = InitMethod(path=tmp_path / "meeting")
-    served = meeting._served(method, LONG)
+    served, _ = meeting._served(method, LONG)
     said = json.loads(method.path.read_text())
     monkeypatch.setattr(meeting, "machine", lambda: "another")
     monkeypatch.setattr(meeting, "_TRY_S", 0.2)
     found = meeting._known(said | {"hosts": ["127.0.0.2", "127.0.0.1"]}, LONG)
     assert found.get("word") == served.get("word") == said["word"].encode()
+
+
+def test_a_host_where_something_else_listens_does_not_bar_the_next(tmp_path, monkeypatch):
+    method = InitMethod(path=tmp_path / "meeting")
+    served, _ = meeting._served(method, LONG)
+    said = json.loads(method.path.read_text())
+    monkeypatch.setattr(meeting, "machine", lambda: "another")
+    monkeypatch.setattr(meeting, "_TRY_S", 0.3)
+    real, asked = meeting._store, []
+
+    def store(host, port, timeout):
+        asked.append(host)
+        if host == "127.0.0.2":  # what torch's client raises where a listener closes at once
+            raise RuntimeError("Connection reset by peer")
+        return real(host, port, timeout)
+
+    monkeypatch.setattr(meeting, "_store", store)
+    monkeypatch.setattr(meeting, "wait_for_listener", lambda host, port, timeout: None)
+    found = meeting._known(said | {"hosts": ["127.0.0.2", "127.0.0.1"]}, LONG)
+    assert found.get("word") == served.get("word")
+    assert asked == ["127.0.0.2", "127.0.0.1"]
+    with pytest.raises(RuntimeError, match="reset"):
+        meeting._known(said | {"hosts": ["127.0.0.2"]}, LONG)

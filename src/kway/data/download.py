@@ -57,21 +57,22 @@ def download(file: File, folder: Path, tell: Tell, patience: Patience) -> Path:
         return whole
     reasons: list[str] = []
     for url in file.urls:
-        # What was put together from two downloads may be wrong where each is right.
+        # What was put together, or lay here before, may be wrong where the server's file is right.
         for _ in range(2):
             try:
-                resumed = _complete(url, part, tell, patience)
-            except _NoUseError as why:
-                reasons.append(f"{url}: {why}")
+                _complete(url, part, tell, patience)
+            except _NoUseError as error:
+                why = str(error)
                 break
             found = part.sha256()
             if found == file.sha256:
                 part.becomes(whole)
                 return whole
             part.discard()
-            if not resumed:
-                reasons.append(f"{url}: content of SHA-256 {found}, not {file.sha256}")
+            why = f"content of SHA-256 {found}, not {file.sha256}"
+            if part.of_one:
                 break
+        reasons.append(f"{url}: {why}")
         if url != file.urls[-1]:
             tell({"event": "notice", "text": f"{reasons[-1]}; the next address is tried"})
     raise KwayError(f"{file.name} could not be downloaded ({'; '.join(reasons)})")
@@ -83,8 +84,8 @@ class _Part:
     def __init__(self, folder: Path, file: File) -> None:
         self.file = file
         self.path, self._facts = folder / f"{file.name}.part", folder / f"{file.name}.part.json"
-        # Of how many downloads the part is put together.
-        self.pieces = int(self.size > 0)
+        # Whether all that is there came in one response of the address that is asked now.
+        self.of_one = False
 
     @property
     def size(self) -> int:
@@ -101,7 +102,6 @@ class _Part:
     def begin(self, url: str, validator: str | None) -> None:
         """Empty the part, for a file that begins anew. In an order that is right wherever it is cut off."""
         self.discard()
-        self.pieces = 0
         self.path.touch()
         if validator is not None:
             self._facts.write_text(json.dumps({"url": url, "validator": validator}))
@@ -120,9 +120,10 @@ class _Part:
         self._facts.unlink(missing_ok=True)
 
 
-def _complete(url: str, part: _Part, tell: Tell, patience: Patience) -> bool:
-    """Download until the part has its size; return whether it was put together from several downloads."""
+def _complete(url: str, part: _Part, tell: Tell, patience: Patience) -> None:
+    """Download until the part has its size; ``part.of_one`` says afterwards whether one response brought it all."""
     most, tries, why = part.size, 0, ""
+    part.of_one = False
     while part.size < part.file.size:
         if tries == patience.tries:
             raise _NoUseError(why)
@@ -147,7 +148,6 @@ def _complete(url: str, part: _Part, tell: Tell, patience: Patience) -> bool:
         # A server that breaks off and begins anew each time gets no further, though bytes come.
         tries = 0 if part.size > most else tries + 1
         most = max(most, part.size)
-    return part.pieces > 1
 
 
 def _transfer(url: str, part: _Part, tell: Tell, patience: Patience) -> None:
@@ -167,7 +167,9 @@ def _transfer(url: str, part: _Part, tell: Tell, patience: Patience) -> None:
                 part.discard()  # another piece than the one asked for
                 return
             _begin(part, url, _validator(response))
-        part.pieces += 1
+            part.of_one = True
+        else:
+            part.of_one = False
         _append(response, part, tell)
 
 

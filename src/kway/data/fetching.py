@@ -73,14 +73,16 @@ def _alone(root: Path, name: str, tell: Tell) -> Iterator[Path]:
             if waited:
                 _locked(handle, 0)
             # Whoever had it before took the folder away when it was done.
+            same = False
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), folder.stat()):
-                    try:
-                        yield folder
-                    finally:
-                        with suppress(OSError):
-                            folder.rmdir()  # nothing came
-                    return
+                same = os.path.samestat(os.fstat(handle), folder.stat())
+            if same:
+                try:
+                    yield folder
+                finally:
+                    with suppress(OSError):
+                        folder.rmdir()  # nothing came
+                return
         finally:
             os.close(handle)
 

@@ -40,16 +40,8 @@ def torch_works(probe: Mapping[str, Any]) -> Check:
 
 
 def gpus_work(cluster: Cluster, probe: Mapping[str, Any]) -> Check:
-    """Judge whether torch's build fits the driver, and whether each visible GPU computes."""
+    """Judge whether each visible GPU computes; where one does not, whether a driver older than torch's build is why."""
     name, why = "GPUs", cluster.backends["cuda"]["why"]
-    built, runs = cluster.torch["cuda"], cluster.driver_cuda
-    if built and runs and _numbers(built)[0] > _numbers(runs)[0]:
-        return Check(
-            name,
-            FAIL,
-            f"torch is built for CUDA {built}, driver {cluster.driver} runs CUDA {runs} at most",
-            f"update the driver, or install a torch for CUDA {_numbers(runs)[0]}",
-        )
     if not cluster.gpus:
         if any(not gpu["why"].startswith("left out by") for gpu in cluster.hidden):
             found = f"{len(cluster.hidden)} there, but {why}"
@@ -61,21 +53,34 @@ def gpus_work(cluster: Cluster, probe: Mapping[str, Any]) -> Check:
         return good(name, f"none to be used: {why}")
     if "error" in probe:
         return Check(name, WARN, f"{len(cluster.gpus)} not tried: torch does not load", "mend torch first")
-    seen = probe["gpus"]
+    seen, old = probe["gpus"], _old_driver(cluster)
     if len(seen) != len(cluster.gpus):
-        return Check(
-            name,
-            FAIL,
-            f"the driver shows {len(cluster.gpus)}, torch sees {len(seen)}",
-            "look for a driver newer or older than its kernel module (nvidia-smi says so), and restart",
+        found = f"the driver shows {len(cluster.gpus)}, torch sees {len(seen)}"
+        do = "look for a driver newer or older than its kernel module (nvidia-smi says so), and restart"
+    else:
+        found = "; ".join(
+            f"cuda:{i} ({gpu['name']}): {gpu['error']}" for i, gpu in enumerate(seen) if gpu["error"]
         )
-    bad = [f"cuda:{i} ({gpu['name']}): {gpu['error']}" for i, gpu in enumerate(seen) if gpu["error"]]
-    if bad:
-        return Check(
-            name, FAIL, "; ".join(bad), "install a torch with code for these GPUs, or see who else uses them"
-        )
+        do = "install a torch with code for these GPUs, or see who else uses them"
+    if found:
+        return Check(name, FAIL, f"{found}; {old[0]}", old[1]) if old else Check(name, FAIL, found, do)
+    built, runs = cluster.torch["cuda"], cluster.driver_cuda
     platform = f"CUDA {built}, the driver runs {runs or '?'}" if built else f"ROCm {cluster.torch['hip']}"
     return good(name, f"{len(seen)} computed a sum; torch is built for {platform}")
+
+
+def _old_driver(cluster: Cluster) -> tuple[str, str] | None:
+    """Return what is wrong with versions, and what to do; ``None`` where the driver is as new as torch's build.
+
+    No failure by itself: with NVIDIA's package for forward compatibility a newer CUDA runs on an older driver.
+    """
+    built, runs = cluster.torch["cuda"], cluster.driver_cuda
+    if not built or not runs or _numbers(built)[0] <= _numbers(runs)[0]:
+        return None
+    return (
+        f"torch is built for CUDA {built}, driver {cluster.driver} runs CUDA {runs} at most",
+        f"update the driver, or install a torch for CUDA {_numbers(runs)[0]}",
+    )
 
 
 def metal_works(mps: Mapping[str, Any], probe: Mapping[str, Any]) -> Check:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,14 +78,12 @@ def check_file(path: Path) -> None:
         )
     if path.is_dir():
         raise UsageError(f"{path} is a folder", "ranks meet by a file", f"name one in it: {path / 'meeting'}")
-    try:
-        theirs = path.read_bytes()[:64] if path.exists() else b""
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read", error.strerror or str(error)) from None
-    if theirs and not theirs.startswith(SIGN):
+    theirs = _beginning(path)
+    if theirs is not None and theirs != SIGN:
+        # kway's own is there whole or not at all: an empty one is somebody else's, too.
         raise UsageError(
-            f"{path} holds something else",
-            "the file by which ranks meet is written over",
+            f"{path} holds something else" if theirs else f"{path} is there, and empty",
+            "the file by which ranks meet is written over, and removed",
             "name one that is not there",
         )
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -95,6 +94,23 @@ def check_file(path: Path) -> None:
 
 # How a file by which ranks meet begins.
 SIGN = b'{"kway meeting": 1'
+
+
+def _beginning(path: Path) -> bytes | None:
+    """Return as many bytes as ``SIGN`` has; ``None``: no such file. Raises ``UsageError`` for an unreadable one."""
+    try:
+        # Asked before it is opened: a pipe would be waited for.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError(
+                f"{path} is no regular file", "ranks meet by a file", "name one that is not there"
+            )
+        with path.open("rb") as file:
+            return file.read(len(SIGN))
+    except FileNotFoundError:
+        # Also between the two: rank 0 of a job before removes its own.
+        return None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read", error.strerror or str(error)) from None
 
 
 def chosen(environ: Mapping[str, str]) -> InitMethod | None:

@@ -47,13 +47,15 @@ def meet(method: InitMethod, world: World, timeout: timedelta) -> Met:
     if method.path is not None:
         check_file(method.path)
     try:
-        store = _found(method, deadline, timeout) if world.rank else _served(method, timeout)
+        if world.rank:
+            store = _found(method, deadline, timeout)
+            return Met(store, _all_there(store, method, world, deadline))
+        store, word = _served(method, timeout)
         try:
             return Met(store, _all_there(store, method, world, deadline))
         finally:
-            if method.path is not None and not world.rank:
-                # Removed by the one who wrote it, also where the others did not come.
-                method.path.unlink(missing_ok=True)
+            # Also where the others did not come.
+            _remove(method, word)
     except (RuntimeError, OSError, ValueError) as error:
         raise KwayError(
             f"rank {world.rank} of {world.size} found no meeting point at {method}",
@@ -63,20 +65,26 @@ def meet(method: InitMethod, world: World, timeout: timedelta) -> Met:
         ) from None
 
 
-def _served(method: InitMethod, timeout: timedelta) -> Any:
-    """Listen as rank 0, and write into the file where."""
+def _served(method: InitMethod, timeout: timedelta) -> tuple[Any, str]:
+    """Listen as rank 0, and write into the file where. Return the store, and the word that both know."""
     listener = _listener(method)
     port = listener.getsockname()[1]
     host = "::1" if listener.family is socket.AF_INET6 else LOOPBACK
     # The store closes the descriptor at its end.
     store = _store(host, port, timeout, listener.detach())
+    word = secrets.token_hex(16)
     if method.path is not None:
-        word = secrets.token_hex(16)
         store.set("word", word)
         _write(
             method.path, {"port": port, "word": word, "machine": machine(), "hosts": _own_addresses(method)}
         )
-    return store
+    return store, word
+
+
+def _remove(method: InitMethod, word: str) -> None:
+    """Remove the file, if it is still the one with this word: rank 0 of another job may have written over it."""
+    if method.path is not None and (said := _read(method)) is not None and said["word"] == word:
+        method.path.unlink(missing_ok=True)
 
 
 def _listener(method: InitMethod) -> socket.socket:
@@ -115,19 +123,24 @@ def _found(method: InitMethod, deadline: float, timeout: timedelta) -> Any:
 
 
 def _known(said: dict[str, Any], timeout: timedelta) -> Any:
-    """Return the store that a file leads to; ``None`` where it is another one."""
+    """Return the store that a file leads to; ``None`` where it is another one.
+
+    Raises ``OSError`` or ``RuntimeError`` where it is at none of the hosts and one did not answer as a store does.
+    """
     hosts = [LOOPBACK] if said["machine"] == machine() else said["hosts"]
-    for place, host in enumerate(hosts):
+    last: Exception | None = None
+    for host in hosts:
         try:
             wait_for_listener(host, said["port"], _TRY_S)
-        except OSError:
-            if place == len(hosts) - 1:
-                raise
-            continue
-        store = _store(host, said["port"], timedelta(seconds=_TRY_S))
-        if store.check(["word"]) and store.get("word") == said["word"].encode():
-            store.set_timeout(timeout)
-            return store
+            store = _store(host, said["port"], timedelta(seconds=_TRY_S))
+            if store.check(["word"]) and store.get("word") == said["word"].encode():
+                store.set_timeout(timeout)
+                return store
+        except (RuntimeError, OSError) as error:
+            # From here the same address may be another machine, where something else listens.
+            last = error
+    if last is not None:
+        raise last
     return None
 
 
