@@ -35,7 +35,7 @@ def test_history_and_check_are_shown():
     record = planned(result, history={"checks": 31, "mean_error": 0.042}, check=check)
     text = "\n".join(lines_of(record))
     assert "+4.0%" in text
-    assert "checked    off by 4.0% on average in 3 candidates; the right order: 3 of 3 pairs" in text
+    assert "checked    off by 4.0% on average in 3 candidates; in the right order: 3 of 3 pairs" in text
     assert "history    off by 4% on average in 31 checks here" in text
 
 

@@ -13,7 +13,7 @@ VARIABLE = "KWAY_INIT_METHOD"
 ENV = "env://"
 LAST_PORT = 65535
 _FORMS = "tcp://HOST:PORT, file:///PATH or env://"
-_TCP = re.compile(r"tcp://(?:\[(?P<six>[^]]*)\]|(?P<host>[^/:?#\[\]@]*)):(?P<port>\d+)/?")
+_TCP = re.compile(r"tcp://(?:\[(?P<six>[^]]*)\]|(?P<host>[^/:?#\[\]@]*)):(?P<port>[0-9]{1,9})/?")
 
 
 @dataclass(frozen=True)

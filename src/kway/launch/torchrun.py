@@ -137,8 +137,9 @@ def _integer(environ: Mapping[str, str], name: str, least: int) -> int | None:
     text = environ.get(name, "").strip()
     if not text:
         return None
-    if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise UsageError(f"{name}={text!r}", f"an integer of at least {least}", _ADVICE)
+    # Beyond so many digits Python itself refuses.
+    if not (text.isascii() and text.isdigit() and len(text) < 20) or int(text) < least:
+        raise UsageError(f"{name}={text[:40]!r}", f"an integer of at least {least}", _ADVICE)
     return int(text)
 
 

@@ -126,10 +126,8 @@ def trust(record: Planned) -> list[str]:
         check = record.check
         text = f"checked    off by {check['mean_error']:.1%} on average in {counted(check['candidates'], 'candidate')}"
         if check["pairs"]:
-            right = (
-                "the right order" if check["right_order"] == check["pairs"] else "not all in the right order"
-            )
-            text += f"; {right}: {check['right_order']} of {counted(check['pairs'], 'pair')} that are a tenth apart"
+            pairs = counted(check["pairs"], "pair")
+            text += f"; in the right order: {check['right_order']} of {pairs} a tenth apart or more"
         lines.append(text)
         if check["mean_error"] > FAR_OFF:
             lines.append(

@@ -45,5 +45,5 @@ def tensorboard(folder: Path | str) -> Tracker:
     Raises ``UsageError`` where TensorBoard is not installed.
     """
     check_path("folder", folder)
-    needs("tensorboard", "'kway[tensorboard]'")
+    needs("tensorboard", "tensorboard")
     return EventFiles(folder)
