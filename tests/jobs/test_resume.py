@@ -1,7 +1,6 @@
 """A run that was stopped and gone on with is the run that was never stopped."""
 
 import json
-import shutil
 from functools import partial
 
 import pytest
@@ -399,20 +398,3 @@ def test_momentum_of_a_sparse_table_is_gone_on_with(tmp_path):
     kway.train(job, epochs=2, steps=4, out=tmp_path / "run", **options)
     resumed = kway.train(job, epochs=2, out=tmp_path / "more", resume=tmp_path / "run", **options)
     assert resumed.record.weights_sha256 == whole.record.weights_sha256
-
-
-def test_a_run_that_went_further_than_its_newest_checkpoint_is_said_to(tmp_path):
-    first = kway.train(
-        job(), devices="cpu:1", steps=3, epochs=9, checkpoint_every="2steps", out=tmp_path / "a", tune=False
-    )
-    newest = max(int(path.name.removeprefix("step-")) for path in (tmp_path / "a/checkpoints").glob("step-*"))
-    for path in (tmp_path / "a/checkpoints").glob("step-*"):
-        if path.name != "step-2":
-            shutil.rmtree(path)
-    assert (first.record.steps, newest) in [(3, 2), (3, 3)]
-    said = []
-    kway.train(
-        job(), devices="cpu:1", steps=4, epochs=9, resume=tmp_path / "a", out=tmp_path / "b", tune=False,
-        callbacks=[lambda event, record: said.append(record.get("text", ""))],
-    )  # fmt: skip
-    assert any("went on to step 3; its newest checkpoint is of step 2" in text for text in said), said
