@@ -367,3 +367,10 @@ def test_every_step_kind_is_timed_on_a_gpu_and_peaks_are_the_allocators():
 @pytest.mark.parametrize("model", [net, lambda: nn.Linear(8, 4)], ids=["dropout", "none"])
 def test_a_profile_knows_whether_steps_draw_on_the_cpu(model):
     assert profiled(job(model)).draws_on_cpu == (model is net)
+
+
+def test_a_profile_beside_busy_programs_says_so(monkeypatch):
+    monkeypatch.setattr("kway.devices.busy.noticed", lambda usable: ["others are at work"])
+    said = []
+    assert "others are at work" in profiled(job(), say=said.append).notices
+    assert "others are at work" in said
