@@ -1,12 +1,7 @@
 """Ranks that something else started, each told by its own script: they must be told the same."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-
-from kway.launch.address import reserved_port
+from tests.joined import on_two_ranks
 
 SCRIPT = """
 import os, sys, torch, kway
@@ -42,17 +37,6 @@ except kway.UsageError as error:
 def test_ranks_that_were_told_otherwise_end_before_the_first_step(tmp_path, what, said):
     path = tmp_path / "joins.py"
     path.write_text(SCRIPT)
-    with reserved_port() as port:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        started = [
-            subprocess.Popen(
-                [sys.executable, str(path), what],
-                env={**os.environ, **meeting, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in (0, 1)
-        ]
-        printed = [process.communicate(timeout=60)[0] for process in started]
-    assert [process.returncode for process in started] == [2 if what else 0] * 2
+    codes, printed = on_two_ranks(str(path), what)
+    assert codes == [2 if what else 0] * 2
     assert all(said in text for text in printed), printed

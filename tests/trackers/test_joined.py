@@ -1,12 +1,7 @@
 """Inside ranks that another launcher started, rank 0 tells the trackers, and shows progress."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-
-from kway.launch.address import reserved_port
+from tests.joined import on_two_ranks
 
 SCRIPT = """
 import os, torch, kway
@@ -28,19 +23,9 @@ print("left", os.environ["RANK"])
 def test_rank_0_alone_speaks(tmp_path):
     path = tmp_path / "joins.py"
     path.write_text(SCRIPT)
-    with reserved_port() as port:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        started = [
-            subprocess.Popen(
-                [sys.executable, str(path)],
-                env={**os.environ, **meeting, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in (0, 1)
-        ]
-        first, second = (process.communicate(timeout=60)[0].splitlines() for process in started)
-    assert [process.returncode for process in started] == [0, 0]
+    codes, printed = on_two_ranks(str(path))
+    assert codes == [0, 0]
+    first, second = (text.splitlines() for text in printed)
     assert second == ["left 1"]
     said = [line for line in first if not line.startswith(("epoch ", "1 epoch"))]
     assert said == [
