@@ -21,14 +21,28 @@ def net():
     return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
 
 
+def cut_at(device, hides=True, kind="compiled", model=None, **settings):
+    return piece_bytes(Settings(**settings), device, kind, model or net(), hides)
+
+
 def test_where_code_is_cut():
-    assert piece_bytes(Settings(), GPU, hides=True) == BUCKET_BYTES
-    assert piece_bytes(Settings(bucket_mib=2), GPU, hides=True) == 2 * 2**20
-    assert piece_bytes(Settings(), GPU, hides=False) is None
+    assert cut_at(GPU) == BUCKET_BYTES
+    assert cut_at(GPU, bucket_mib=2) == 2 * 2**20
+    assert cut_at(GPU, hides=False) is None
     # The processors that would reduce are those that compute.
-    assert piece_bytes(Settings(), CPU, hides=True) is None
-    assert piece_bytes(Settings(overlap=False), GPU, hides=True) is None
-    assert piece_bytes(Settings(overlap=True), CPU, hides=False) == BUCKET_BYTES
+    assert cut_at(CPU) is None
+    assert cut_at(GPU, overlap=False) is None
+    assert cut_at(CPU, hides=False, overlap=True) == BUCKET_BYTES
+    assert cut_at(GPU, kind="graph") is None
+
+
+def test_a_larger_model_has_larger_pieces_and_more_of_them():
+    with torch.device("meta"):
+        large = nn.Linear(5_000, 5_000, bias=False)
+        frozen = nn.Sequential(large, nn.Linear(5_000, 5_000).requires_grad_(False))
+    # 95 MiB in pieces of sqrt(95 * 25) MiB.
+    assert cut_at(GPU, model=large) / 2**20 == pytest.approx(48.8, abs=0.1)
+    assert cut_at(GPU, model=frozen) == cut_at(GPU, model=large)
 
 
 @pytest.mark.skipif(missing("cpu") is not None, reason=f"torch.compile: {missing('cpu')}")

@@ -35,6 +35,17 @@ class Bucket:
     parameters: tuple[int, ...]
 
 
+def usual_bytes(gradients: int, cuts_code: bool) -> int:
+    """Return the bytes of a bucket where nobody chose them, for so many bytes of ``gradients``.
+
+    ``cuts_code``: whether compiled code is cut where a bucket is full. Then a bucket costs what was one kernel before
+    and is two now: in as much time ``BUCKET_BYTES`` are sent, about. Of n buckets the last one is not hidden. What the
+    two cost together, c n + t / n with t = g c / b for g bytes of gradients and b = ``BUCKET_BYTES``, is least for
+    n = sqrt(g / b), buckets of sqrt(g b).
+    """
+    return max(BUCKET_BYTES, math.isqrt(gradients * BUCKET_BYTES)) if cuts_code else BUCKET_BYTES
+
+
 def cut(pieces: Sequence[Piece], widths: Sequence[int], tail: int, limit: int, length: int) -> list[Bucket]:
     """Cut flat vectors into buckets of about ``limit`` bytes, in the order in which backward completes them.
 

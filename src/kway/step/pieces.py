@@ -10,22 +10,29 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import nn
 
-from kway.comm.buckets import BUCKET_BYTES
+from kway.comm.buckets import usual_bytes
+from kway.step.kinds import kind_of
 from kway.step.settings import Settings
 
 # In torch 2.11 to 2.13 the part of its compiler that cuts a graph where a bucket of gradients is full.
 _MODULE, _CUTTER = "torch._dynamo.backends.distributed", "DDPOptimizer"
 
 
-def piece_bytes(settings: Settings, device: torch.device, hides: bool) -> int | None:
-    """Return after how many bytes of parameters compiled code is cut; ``None``: nowhere.
+def piece_bytes(
+    settings: Settings, device: torch.device, kind: str, model: nn.Module, hides: bool
+) -> int | None:
+    """Return after how many bytes of parameters compiled code is cut, and buckets are full; ``None``: it is not cut.
 
     ``hides``: whether there is a reduction that could go on beside backward. Where nobody chose, code is cut on GPUs
     alone: on a CPU the processors that would reduce are those that compute.
     """
     wanted = (hides and device.type == "cuda") if settings.overlap is None else settings.overlap
-    return (settings.bucket_bytes or BUCKET_BYTES) if wanted else None
+    if not (wanted and kind_of(kind).compiles):
+        return None
+    gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    return settings.bucket_bytes or usual_bytes(gradients, cuts_code=True)
 
 
 def in_pieces(size: int, options: dict[str, Any]) -> Callable[..., Any] | None:

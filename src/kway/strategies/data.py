@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from kway.comm.buckets import BUCKET_BYTES
+from kway.comm.buckets import usual_bytes
 from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
 from kway.cost.estimate import Estimate
@@ -81,7 +81,9 @@ class Data(Axis):
         ``kway.step.pieces``.
         """
         kind = KINDS[estimate.step_kind]
-        add_gradient_sums(estimate, size, BUCKET_BYTES, hides=not (kind.compiles and estimate.on_cpu))
+        cuts = kind.compiles and not estimate.on_cpu
+        bucket = usual_bytes(int(estimate.workload.parameters["gradient_bytes"]), cuts)
+        add_gradient_sums(estimate, size, bucket, hides=cuts or not kind.compiles)
 
 
 class Gradients:

@@ -105,7 +105,6 @@ class Engine:
         try:
             self.part.opened.enter_context(self.precision.flags())
             self.part.opened.enter_context(settings.in_torch(self.model, self.device))
-            self.part.bucket_bytes = settings.bucket_bytes
             self.part.opened.enter_context(buffers_kept(self.model))
             if trains:
                 # Evaluation uses no statistics of its batches.
@@ -116,6 +115,10 @@ class Engine:
                     self.part.place = self.part.place * layout[axis] + self.mesh.coordinate(axis)
                     self.part.shares *= layout[axis]
                     self.part.batch_group = self.mesh.group(axis)
+            # At level bits code is cut only where that was chosen: one device, with nothing to hide, must round alike.
+            hides = self.part.shares > 1 and level != "bits"
+            pieces = piece_bytes(settings, self.device, step_kind, self.model, hides)
+            self.part.bucket_bytes = settings.bucket_bytes or pieces
             for axis in sorted(layout, key=lambda name: known[name].order):
                 known[axis].apply(self.part, self.mesh.group(axis))
             share = -(-batch_size // self.part.shares)
@@ -128,9 +131,6 @@ class Engine:
                 self._step = self._level.open(self.part, self.optimizer)
             if self._step.kept is not None:
                 self.part.opened.callback(self._step.kept.close)
-            # At level bits code is cut only where that was chosen: one device, with nothing to hide, must round alike.
-            hides = self.part.batch_group.size > 1 and level != "bits"
-            pieces = piece_bytes(settings, self.device, hides)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened, settings, pieces)
             self.memory.opened(self._step, self.part.reducer, self._runner)
         except BaseException:

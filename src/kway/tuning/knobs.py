@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kway.comm.buckets import usual_bytes
 from kway.errors import UsageError
 from kway.job import PRECISIONS
 from kway.registry import known
 from kway.step.kinds import KINDS
-from kway.step.settings import Settings
+from kway.step.settings import MIB, Settings
 from kway.units import counted
 
 # A choice: values by name, of ``NAMES``. What is not named is as job and plan have it.
@@ -141,7 +142,7 @@ def _on_gpu(subject: Subject) -> list[Stage]:
         Stage("convolutions", ({"autotune": True},) if subject.images and subject.level != "bits" else ()),
         Stage("optimizer", tuple({"optimizer": form} for form in subject.forms if form != "fused")),
         Stage("overlap", ({"overlap": False},) if several and compiled and subject.level != "bits" else ()),
-        Stage("buckets", _buckets(subject)),
+        Stage("buckets", _buckets(subject, compiled)),
         Stage("compile mode", _compile_modes(subject) * compiled),
     ]
 
@@ -162,7 +163,7 @@ def _on_cpu(subject: Subject) -> list[Stage]:
         Stage("memory format", ({"memory_format": "channels_last"},) if subject.images else ()),
         Stage("optimizer", tuple({"optimizer": form} for form in subject.forms)),
         Stage("threads", tuple({"threads": count} for count in fewer)),
-        Stage("buckets", _buckets(subject)),
+        Stage("buckets", _buckets(subject, cuts_code=False)),
         Stage("step kind", ({"step_kind": "compiled"},) if compiles else ()),
     ]
 
@@ -172,10 +173,11 @@ def _attention(subject: Subject) -> tuple[Choice, ...]:
     return ({"attention": "cudnn"},) if subject.attention and narrow else ()
 
 
-def _buckets(subject: Subject) -> tuple[Choice, ...]:
+def _buckets(subject: Subject, cuts_code: bool) -> tuple[Choice, ...]:
     if subject.ranks == 1 or subject.parameter_bytes < SEVERAL_BUCKETS or subject.level == "bits":
         return ()
-    return ({"bucket_mib": 10}, {"bucket_mib": 100})
+    usual = usual_bytes(subject.parameter_bytes, cuts_code) / MIB
+    return ({"bucket_mib": round(usual / 2.5)}, {"bucket_mib": round(usual * 4)})
 
 
 def _input(subject: Subject) -> tuple[Choice, ...]:
