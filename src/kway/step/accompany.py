@@ -27,10 +27,13 @@ class Meeting:
 
     def __init__(self) -> None:
         self._edges: list[tuple[GradientEdge, Tensor]] = []
+        # Whether anything does inside of compiled code, whose backward pass is entered through what the model returned.
+        self.in_code = False
 
     def clear(self) -> None:
         """Forget the last forward pass."""
         self._edges.clear()
+        self.in_code = False
 
     def add(self, made: Tensor) -> None:
         """Note what a collective made. Its place in the graph is kept, not its values."""
@@ -39,25 +42,31 @@ class Meeting:
             like = torch.empty((), dtype=made.dtype, device=made.device).expand(made.shape)
             self._edges.append((get_gradient_edge(made), like))
 
-    def backward(self, model: nn.Module, objective: Tensor) -> None:
+    def backward(self, model: nn.Module, objective: Tensor, output: Any) -> None:
         """Add the gradients of a scalar, and take part in the collectives that it does not reach.
+
+        ``output``: what the model returned.
 
         There backward starts with zeros. The samples of this rank have gradients nevertheless: they are part of what
         the others normalised or compared. A parameter that only these starts reach, and whose gradient is zero, has
         none afterwards: a zero would move it by momentum and decay.
         """
-        unmet = self._unmet()
+        unmet, entries = self._unmet(), self._entries(output)
         missing, seen = {edge.node for edge, _ in unmet}, set[Any]()
-        for node in _walk([objective.grad_fn], seen) if unmet else ():
+        # Compiled code is entered as a whole, through any of what it returned.
+        closed = {edge.node for edge, _ in entries}
+        for node in _walk([objective.grad_fn], seen) if missing or closed else ():
             missing.discard(node)
-            if not missing:
+            if node in closed:
+                closed = set()
+            if not missing and not closed:
                 break
-        if not missing:
+        if not missing and not closed:
             objective.backward()  # type: ignore[no-untyped-call]
             return
-        starts = [(edge, like) for edge, like in unmet if edge.node in missing]
+        starts = [(edge, like) for edge, like in [*unmet, *entries] if edge.node in missing | closed]
         # A parameter that the scalar reaches has a gradient on one device too, be it zero.
-        beyond = {id(getattr(node, "variable", None)) for node in _walk(missing, seen)}
+        beyond = {id(getattr(node, "variable", None)) for node in _walk(missing | closed, seen)}
         without = [p for _, p in model.named_parameters() if p.grad is None and id(p) in beyond]
         roots: list[Any] = [objective, *(edge for edge, _ in starts)]
         torch.autograd.backward(roots, [None, *(_zeros(like) for _, like in starts)])
@@ -69,7 +78,7 @@ class Meeting:
         Backward also starts at the model's outputs: a part that is computed again inside backward communicates
         there, and noted nothing before. A parameter whose gradient is zero has none afterwards.
         """
-        if not self._edges:
+        if not self._edges and not self.in_code:
             return
         starts = self._unmet()
         outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
@@ -77,6 +86,13 @@ class Meeting:
         roots: list[Any] = [*outputs, *(edge for edge, _ in starts)]
         torch.autograd.backward(roots, [_zeros(like) for like in [*outputs, *(like for _, like in starts)]])
         _drop_zeros(without)
+
+    def _entries(self, output: Any) -> list[tuple[GradientEdge, Tensor]]:
+        """List what the model returned, where compiled code made some of it that meets other ranks in backward."""
+        returned = (
+            [tensor for tensor in tensors(output) if tensor.grad_fn is not None] if self.in_code else []
+        )
+        return [(get_gradient_edge(tensor), tensor.detach()) for tensor in returned]
 
     def _unmet(self) -> list[tuple[GradientEdge, Tensor]]:
         """List what no derivative that the model or the loss took by itself has come through already."""

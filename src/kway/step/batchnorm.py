@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.comm.group import Group
+from kway.comm.operation import GatherOperation
 from kway.errors import RefusedError
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import Normalise, gather_statistics
 from kway.step.presence import Presence
 from kway.step.running import Running, count_batch
 from kway.step.stand_in import Forward, stand_in_of, standing_in
+from kway.step.traced import Chain, normalised
 
 
 def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
@@ -78,12 +81,75 @@ def global_statistics(model: nn.Module, group: Group, presence: Presence) -> Ite
     on the instance. Raises ``RefusedError`` for a subclass that computes its own forward.
     """
 
-    def forward_of(name: str, module: _BatchNorm) -> Forward:
-        return lambda x: global_forward(module, x, group, presence, name)
-
-    found = [(layer, forward_of(name, layer)) for name, layer in replaceable_layers(model)]
+    found: list[tuple[Any, Forward]] = [
+        (layer, GlobalNorm(layer, group, presence, name)) for name, layer in replaceable_layers(model)
+    ]
     with standing_in(found, presence):
         yield
+
+
+class GlobalNorm:
+    """Computes one layer with the statistics of all ranks: see ``global_forward``.
+
+    ``traced``: what a compiler sees of it while a step is compiled (``seen_by_compiler``), ``None`` where it
+    sees nothing. What this holds is no part of what the host keeps of a step (``kway.step.observe``).
+    """
+
+    __slots__ = ("as_it_is", "group", "module", "name", "presence", "traced")
+
+    def __init__(self, module: _BatchNorm, group: Group, presence: Presence, name: str) -> None:
+        self.module, self.group, self.presence, self.name = module, group, presence, name
+        self.as_it_is: Forward = self.computed
+        self.traced: tuple[GatherOperation, Chain] | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output for x of shape (N, C, ...)."""
+        if self.traced is not None and torch.compiler.is_compiling() and self._is_plain(x):
+            self.module._check_input_dim(x)  # type: ignore[no-untyped-call]
+            self.presence.meeting.in_code = True
+            return normalised(self.module, x, *self.traced, self.name)
+        return self.as_it_is(x)
+
+    def computed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return it, computed one operation after another."""
+        return global_forward(self.module, x, self.group, self.presence, self.name)
+
+    def _is_plain(self, x: torch.Tensor) -> bool:
+        """Whether this is a share that counts, with several values a channel, that trains a layer as most are."""
+        module = self.module
+        counts = self.presence.counts and not self.presence.apart
+        several = x.dim() > 1 and x.numel() > x.size(1)
+        return counts and module.training and module.momentum is not None and several
+
+
+@contextmanager
+def seen_by_compiler(model: nn.Module, device: torch.device) -> Iterator[set[nn.Module]]:
+    """While open, a compiler sees what ``GlobalNorm`` layers compute, where it can, but for the gathers. Yield them.
+
+    Not where ranks are threads, which take turns.
+    """
+    disable: Any = torch.compiler.disable
+    found = {module: norm for _, module in layers(model) if (norm := global_norm_of(module)) is not None}
+    found = {module: norm for module, norm in found.items() if not norm.group.one_process}
+    made: dict[Group, tuple[GatherOperation, Chain]] = {}
+    with ExitStack() as undo:
+        for norm in found.values():
+            if norm.group not in made:
+                operation, chain = made[norm.group] = GatherOperation(norm.group), Chain(device)
+                undo.callback(operation.close)
+                norm.presence.begins.append(chain.begin)
+                undo.callback(norm.presence.begins.remove, chain.begin)
+            undo.callback(setattr, norm, "traced", None)
+            undo.callback(setattr, norm, "as_it_is", norm.as_it_is)
+            norm.traced, norm.as_it_is = made[norm.group], disable(norm.computed)
+        yield {*found}
+
+
+def global_norm_of(module: nn.Module) -> GlobalNorm | None:
+    """Return what computes a layer with the statistics of all ranks now, if anything does."""
+    place = stand_in_of(module)
+    forward = None if place is None else place.forwards[-1]
+    return forward if isinstance(forward, GlobalNorm) else None
 
 
 def global_forward(

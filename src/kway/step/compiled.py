@@ -15,7 +15,7 @@ from torch import nn
 from kway.data.share import Share
 from kway.devices.compilers import keep_code
 from kway.errors import KwayError
-from kway.step.batchnorm import layers
+from kway.step.batchnorm import layers, seen_by_compiler
 from kway.step.core import Outcome, StepCore
 from kway.step.formats import follow_weights
 from kway.step.kinds import Runner
@@ -149,7 +149,8 @@ def compiling(
 ) -> Iterator[Runner]:
     """While open, let steps of ``inner`` run with a compiled model.
 
-    What kway put into the model that communicates, or that counts on the host, stays out of what is compiled.
+    What kway put into the model that communicates, or that counts on the host, stays out of what is compiled; where a
+    compiler can join kernels it sees batch normalisation over ranks (``kway.step.traced``).
     """
     # Where it is not set, torch chooses a folder as soon as its compiler is imported, which may have been long ago.
     folders: Any = import_module("torch._inductor.runtime.cache_dir_utils")
@@ -162,12 +163,20 @@ def compiling(
     # that are there are used; a ninth that is first asked for there stays uncompiled, as do new ones after it.
     settings = config.patch(recompile_limit=MOST_VARIANTS, skip_nnmodule_hook_guards=False)
     with ExitStack() as undo, settings, _gradients_as_outputs():
+        seen = set[nn.Module]()
+        if sees_norms(core.device):
+            seen = undo.enter_context(seen_by_compiler(core.model, core.device))
         for _, module in layers(core.model):
-            if "forward" in vars(module):
+            if "forward" in vars(module) and module not in seen:
                 _leave_out(module, "forward", undo)
         _leave_out(core.whole_batch, "gathered", undo)
         follow_weights(core.model, undo)
         yield CompiledStep(core, inner, options, pieces)
+
+
+def sees_norms(device: torch.device) -> bool:
+    """Whether a compiler is to see how batch normalisation over ranks computes: where that joins kernels."""
+    return device.type == "cuda"
 
 
 def _gradients_as_outputs() -> AbstractContextManager[Any]:

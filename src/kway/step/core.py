@@ -278,7 +278,7 @@ class StepCore(ABC):
         scaled: Tensor = self.scaler.scale(objective) if self.scaler else objective
         self.whole_batch.follow(scaled)
         with self.whole_batch.current():
-            self.presence.meeting.backward(self.model, scaled)
+            self.presence.meeting.backward(self.model, scaled, output)
 
     def mispaired(self, calls: Tensor, own: int) -> Tensor:
         """Return 0 where all ranks called the same collectives, else NaN. ``own``: this rank's fingerprint.
