@@ -21,11 +21,12 @@ from kway.step.settings import Settings
 from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
+from kway.training.began import check_options
 from kway.training.beginning import start_of
 from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
-from kway.training.facts import check_options, check_within, other_masks, resumed_notices
+from kway.training.facts import check_within, other_masks, resumed_notices
 from kway.training.growing import growth_lines, scale_facts
 from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
@@ -265,7 +266,7 @@ class Loop:
             return None
         checkpoint = open_checkpoint(Path(self.spec.resume))
         check_within(checkpoint, self.engine.holds_within)
-        check_options(checkpoint, self.saver.options)
+        check_options(checkpoint, self.saver.began)
         run = checkpoint.part("run")
         self.engine.restore(checkpoint)
         streams = isinstance(self.loader.parts.order, StreamOrder)
