@@ -27,8 +27,8 @@ from kway.jobs.resuming import find
 from kway.launch.own_watch import watching
 from kway.launch.status import STEP, Status
 from kway.step.build import build, made_before
-from kway.step.core import Outcome
 from kway.step.kinds import DEFAULT_KIND
+from kway.step.outcome import Outcome
 from kway.step.scaling import waits_for_figure
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine

@@ -14,7 +14,8 @@ from kway.registry import known
 
 if TYPE_CHECKING:
     from kway.data.share import Share
-    from kway.step.core import Outcome, StepCore
+    from kway.step.core import StepCore
+    from kway.step.outcome import Outcome
     from kway.step.settings import Settings
     from kway.step.tally import Tally
 

@@ -22,7 +22,6 @@ from kway.job import Job
 from kway.launch.status import Status
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
-from kway.step.core import Outcome
 from kway.step.deterministic import bits_hold_within
 from kway.step.gradients import dense
 from kway.step.handed import held_state, load_state
@@ -31,6 +30,7 @@ from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.modes import begin_training, modes_of, set_modes
 from kway.step.open_jobs import OpenJob, open_jobs, opened
 from kway.step.out_of_memory import Memory, explained
+from kway.step.outcome import Outcome
 from kway.step.pieces import piece_bytes
 from kway.step.precision import cast, precision_of
 from kway.step.scripted import check_scripted, scripted
