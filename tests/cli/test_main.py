@@ -205,6 +205,10 @@ def test_a_closed_pipe_is_quiet(words, codes):
         "from kway.cli.main import main; assert main(['--help']) == 0",
         "from kway.cli.main import main; assert main(['devices']) == 0",
         "from kway.cli.main import main; assert main(['devices', '--json']) == 0",
+        "from kway.cli.main import main; assert main(['--version']) == 0",
+        "from kway.cli.main import main; assert main(['data', 'list']) == 0",
+        "from kway.cli.main import commands, main; assert not any(main([n, '--help']) for n in commands())",
+        "from kway.cli.main import main; assert not any(main(['completion', s]) for s in ('bash', 'zsh', 'fish'))",
     ],
 )
 def test_torch_is_not_imported(code):

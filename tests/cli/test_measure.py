@@ -10,7 +10,10 @@ import kway
 from kway.cli.main import main
 from kway.devices.torch_facts import cache_folder
 from kway.measurements import Measurements
+from kway.measuring.budget import LEAST
+from kway.measuring.experiment import experiments
 from kway.measuring.timer import Policy
+from kway.units import seconds_text
 
 
 @pytest.fixture
@@ -44,6 +47,19 @@ def test_a_run_is_recorded_drawn_and_remembered(tmp_path, capsys, cache):
     kept.write_text(kept.read_text().replace('"raw"', '"cooked"'))
     fresh = kway.measure(devices="cpu", only="copies", quick=True)
     assert fresh.experiments[0]["how"] == "measured"
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_short_look_announces_what_it_takes():
+    said = []
+    options = {"devices": "cpu", "only": "copies", "quick": True, "say": said.append}
+    in_haste = kway.measure(**options, seconds=0.0)
+    usual = kway.measure(**options, refresh=True)
+    hasty, whole = (line for line in said if line.startswith("copies: "))
+    planned = experiments()["copies"].budget(True, 0).cpu
+    assert hasty.endswith(f", about {seconds_text(LEAST * planned)}")
+    assert whole.endswith(f", about {seconds_text(planned)}")
+    assert in_haste.experiments[0]["how"] == usual.experiments[0]["how"] == "measured"
 
 
 def test_json_is_the_record_and_nothing_else(tmp_path, capsys, cache):

@@ -191,7 +191,11 @@ def test_timeline(here, capfd):
 def test_a_batch_by_device_says_what_scaling_would_be_and_does_it_when_asked(tmp_path, capsys, forks):
     line = ["train", "mlp", "--devices", "cpu:2", "--batch-size-per-device", "8", "--steps", "3", "--no-tune"]
     assert main([*line, "--out", str(tmp_path / "plain")]) == 0
-    assert "would be 0.2 (linear) and 0.1414 (sqrt)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "batch      8 a device, fp32" in said
+    assert "the global batch is 2 x 8 = 16, and the learning rate stays 0.1" in said
+    assert "would be 0.2 (linear) and 0.1414 (sqrt)" in said
+    assert json.loads((tmp_path / "plain/train.json").read_text())["batch_size"] == 16
     more = ["--lr-scale", "sqrt", "--lr-warmup", "2steps"]
     assert main([*line, *more, "--out", str(tmp_path / "scaled")]) == 0
     assert (

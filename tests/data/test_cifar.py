@@ -70,6 +70,31 @@ def test_a_wrong_binary_file_is_named(tmp_path, content, text):
         load("cifar10", tmp_path)
 
 
+NONE = pickle.dumps({b"labels": [], b"data": np.zeros((0, 3072), np.uint8)}, 4)
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "text"),
+    [
+        ("binary", b"", "is empty"),
+        ("unpacked binary", b"", "is empty"),
+        ("pickled", b"", "is empty"),
+        ("unpacked pickled", NONE, "holds no images"),
+    ],
+)
+@pytest.mark.parametrize("stem", [STEMS[1], STEMS[5]])
+def test_an_empty_file_is_named_and_how_to_get_it(tmp_path, form, content, text, stem):
+    write, inside = FORMS[form]
+    (path,) = write(tmp_path / "cifar10" / inside).glob(f"{stem}*")
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load("cifar10", tmp_path)
+    assert str(caught.value) == (
+        f"{path} {text}: a whole file of cifar10; remove {tmp_path / 'cifar10'} and call kway data fetch cifar10, "
+        "or put the file there"
+    )
+
+
 PIXELS = np.zeros((2, 3072), np.uint8)
 
 

@@ -87,6 +87,25 @@ def test_wrong_content_is_named(root, number, content, text):
     assert NAMES[number] in str(caught.value) or "one shape" in text
 
 
+@pytest.mark.parametrize(
+    ("number", "content", "packed", "text"),
+    [
+        (0, b"", True, "is empty"),
+        (1, b"", False, "is empty"),
+        (2, gzip.compress(idx(np.zeros((0, 5, 6)))), True, "holds no images"),
+        (3, idx(np.zeros(0)), False, "holds no images"),
+    ],
+)
+def test_an_empty_file_is_named_and_how_to_get_it(root, number, content, packed, text):
+    path = damage(root, number, content, packed)
+    with pytest.raises(DataError) as caught:
+        load(root)
+    assert str(caught.value) == (
+        f"{path} {text}: a whole file of tiny; remove {root / 'tiny'} and call kway data fetch tiny, "
+        "or put the file there"
+    )
+
+
 def test_a_file_that_is_no_gzip_is_named(root):
     damage(root, 0, b"<html>not found</html>", True)
     with pytest.raises(DataError, match=r"ubyte\.gz cannot be read: Not a gzipped file"):

@@ -13,7 +13,7 @@ from kway.data.arrays import Selection
 from kway.data.images import Images
 from kway.data.loader import Loader
 from kway.data.parts import take_apart
-from kway.step.core import Outcome
+from kway.step.outcome import Outcome
 from kway.training.requests import LAG, Requests
 from kway.zoo import get
 

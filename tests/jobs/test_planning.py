@@ -23,6 +23,7 @@ from kway.jobs import checking, known_costs
 from kway.planned import Planned
 from kway.planning import history
 from kway.report.plans import lines_of
+from kway.units import seconds_text
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(640, 1, 6, 6, generator=G), torch.arange(640) % 3
@@ -273,8 +274,12 @@ def test_auto_finds_out_what_it_needs_says_what_and_why_and_is_judged(monkeypatc
     run = kway.train(job(), strategy="auto", **options)
     assert run.plan.device_set == ["cpu"]
     notes = [text for event, text in said if event == "notice"]
-    assert notes[0] == "auto: what is not known of net and of this machine is found out now, in about 1 s"
-    assert notes[1].startswith("profiling net on one device")
+    assert notes[0] == (
+        "auto: what is not known of net and of this machine is found out now, in about 1 s (longer where single steps "
+        "take long)"
+    )
+    takes = seconds_text(known_costs.PROFILE_PART * 1.0 + known_costs.AROUND_S)
+    assert notes[1] == f"profiling net on one device (cpu), about {takes}"
     lines = [text for text in run.record.notices if text.startswith(("auto: ", "why: "))]
     assert lines[0].startswith("auto: one device (cpu:1) of 3 candidates, ")
     assert lines[1].startswith("why: fastest: ")

@@ -15,7 +15,7 @@ from kway.measuring.figure import Maker
 from kway.measuring.in_step import InStep
 from kway.measuring.noted import Noted
 from kway.measuring.step_work import ALONE, AT_ONCE, KINDS, LARGE, SMALL, counts, sustained, with_threads
-from kway.measuring.timer import Policy, Reading, Timing
+from kway.measuring.timer import Policy, Reading, Timer, Timing
 
 # So many seconds that nothing is left out, however slow the machine is just now.
 QUICK = Policy(seconds=1e6, sample_s=1e-4, rounds=3, tries=1)
@@ -165,6 +165,22 @@ def test_the_experiment_measures_ranks_and_threads(ranks):
     assert (bench.policy, torch.get_num_threads()) == (QUICK, before)
     timed = [figure.parameters for figure in figures if figure.name == after_work.NAME]
     assert {each["backend"] for each in timed} <= {"gloo"}
+
+
+def test_what_is_sustained_leaves_the_bench_as_it_was(monkeypatch):
+    seen = []
+
+    def broken(self, candidates, work):
+        seen.append(self._policy)
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Timer, "time", broken)
+    usual = Policy(seconds=100.0)
+    bench = Bench("beside", ("cpu",), SIZES, usual, cpu_ranks=2)
+    with pytest.raises(MemoryError):
+        threads_beside.run(bench, 1.0)
+    assert bench.policy == usual
+    assert seen == [sustained(Policy(seconds=50.0), len(threads_beside.rows(2)))]
 
 
 def test_one_processor_has_nothing_beside_it():

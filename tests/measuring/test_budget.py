@@ -2,7 +2,7 @@
 
 import pytest
 
-from kway.measuring.budget import LEAST, PATIENCE, SLACK, Budget, Purse, Seconds, allowed
+from kway.measuring.budget import LEAST, PATIENCE, SLACK, Budget, Purse, Seconds, allowed, expected
 from kway.measuring.experiment import experiments
 
 PLANNED = [Budget(cpu=4.0, gpu=6.0), Budget(cpu=0.0, gpu=5.0), Budget(cpu=6.0, gpu=0.0)]
@@ -26,6 +26,11 @@ def test_gpus_get_what_was_planned_for_them_however_late_it_is(left, gpu):
     assert allowed(PLANNED, left).gpu == gpu
 
 
+@pytest.mark.parametrize(("left", "seconds"), [(100.0, 10.0), (16.0, 8.0), (-9.0, 7.0)])
+def test_what_is_announced_is_what_there_is_time_for(left, seconds):
+    assert expected(PLANNED[0], allowed(PLANNED, left)) == seconds
+
+
 def test_what_a_set_leaves_those_after_it_may_take():
     purse = Purse(10.0)
     assert purse.share(0.5) == 5.0
@@ -41,5 +46,5 @@ def test_a_quick_measurement_fits_into_a_minute(gpus):
     gpu, cpu = sum(each.gpu for each in planned), sum(each.cpu for each in planned)
     # 52 s, of which starting takes 18 at most; what the CPU gets at the least is still some of it.
     assert gpu + LEAST * cpu < 52 - 18
-    alone = sum(each.budget(True, 0).whole for each in experiments().values())
+    alone = sum(each.budget(True, 0).cpu for each in experiments().values())
     assert alone < 45

@@ -6,7 +6,14 @@ import pytest
 
 from kway.errors import OutOfMemoryError
 from kway.profiling.seats import Seat
-from kway.profiling.timing import LEAST_ROUNDS, MOST_ROUNDS, fits, time_in_turns, timings
+from kway.profiling.timing import (
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
+    WORTH_SAYING_S,
+    fits,
+    time_in_turns,
+    timings,
+)
 
 
 class Clock:
@@ -104,3 +111,22 @@ def test_what_fails_at_a_smaller_share_is_left_out_and_at_the_jobs_own_is_raised
     found, left = time_in_turns(sittings, 0.1, parts=False, clock=clock)
     assert left == ["shares of 64 samples were left out: out of memory"]
     assert sittings[0].shares == (32,)
+
+
+@pytest.mark.parametrize(("step_s", "parts"), [(1.0, True), (1.0, False), (0.5 * WORTH_SAYING_S, True)])
+def test_steps_that_take_longer_than_there_is_time_for_say_how_long(step_s, parts):
+    clock, told = Clock(), []
+
+    def longer(rest_s):
+        told.append((rest_s, clock.now))
+
+    time_in_turns(
+        [Fake(clock, Seat(1, 1, (4, 2)), step_s, 0.0)], 1.0, parts=parts, clock=clock, longer=longer
+    )
+    ((rest_s, since),) = told
+    assert clock.now - since == pytest.approx(rest_s)
+
+
+def test_steps_that_there_is_time_for_are_no_surprise():
+    clock = Clock()
+    time_in_turns(two(clock), 1.0, parts=True, clock=clock, longer=pytest.fail)

@@ -1,13 +1,16 @@
 """A plan as text and as pictures."""
 
+import re
 import struct
 
 from tests.planning.pricers import found, line
 from tests.planning.records import planned
 
 from kway.devices.simulated import simulated
+from kway.planned import titled
+from kway.planning.price import Price
 from kway.report.plan_plots import curves, draw
-from kway.report.plans import lines_of, side_by_side, term_names
+from kway.report.plans import MOST_WIDE, lines_of, side_by_side, term_names
 
 
 def many(**options):
@@ -25,6 +28,30 @@ def test_the_table_ranks_and_the_reasons_follow():
     assert "serial     3.8% of a step on one device stays" in text
     assert "at most 26.6 times as fast (Amdahl)" in text
     assert "no check has been made here yet" in text
+
+
+def test_every_term_is_named():
+    """What is small in each step has no column; what is not in one of them has, however wide the table gets."""
+
+    def price(candidate, batch):
+        plain = line()(candidate, batch)
+        more = {f"a term with the name {number}": 1e-3 for number in range(6)}
+        more |= {"tiny": 1e-6 * candidate.devices, "sometimes": 1e-9 if candidate.devices == 1 else 2e-3}
+        return Price({**plain.terms, **more}, plain.memory)
+
+    record = planned(found(256, price))
+    lines = "\n".join(lines_of(record)).split("\n")
+    assert max(map(len, lines[: lines.index("") + 12])) <= MOST_WIDE
+    text = "\n".join(lines)
+    for name in term_names(record.candidates):
+        assert name in text
+    assert "others" not in text
+    (small,) = [each for each in lines if each.startswith("small ")]
+    assert small == "small      each below 1% of every step, at most: tiny 2.0 us"
+    row = next(each for each in record.candidates if each["devices"] == 2)
+    columns = [name for name in row["terms"] if name != "tiny"]
+    shown = [each for each in lines if each.startswith(titled(row))]
+    assert sum(len(re.findall(r"[\d.]+ [mu]s\b", each)) for each in shown) == len(columns)
 
 
 def test_history_and_check_are_shown():

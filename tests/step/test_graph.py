@@ -9,9 +9,9 @@ from tests.step.recorded import Net, opened, share
 from torch import nn
 
 import kway
-from kway.step.core import Outcome
 from kway.step.graph import MOST_FORMS, WARM_UP
 from kway.step.observe import Watched
+from kway.step.outcome import Outcome
 from kway.step.telling import Telling
 
 

@@ -9,7 +9,8 @@ import torch
 from tests.step.recorded import Net, opened, share
 from torch._dynamo.testing import CompileCounter
 
-from kway.step.numbers import alone, apart, told, written
+from kway.step.numbers import alone, told, written
+from kway.step.outcome import apart
 
 SUMS = [torch.tensor([3.0, 2.0]), torch.tensor([5.0, 6.0])]
 
@@ -33,7 +34,7 @@ def test_each_rank_writes_its_own_places_alone():
 @pytest.mark.parametrize(("averaged", "loss", "divisor"), [(True, 1.0, 0.8), (False, 8.0, 0.1)])
 def test_what_sums_say_in_closed_form(averaged, loss, divisor):
     numbers, by = told(both(), 2, of(10), averaged, True, True, torch.float64)
-    assert [value if value is None else value.tolist() for value in apart(numbers, 2, True)] == [
+    assert [value if value is None else value.tolist() for value in apart(numbers, (2, 2, 2))] == [
         loss, 8, [3, 5], [0, 1], [7, 7],
     ]  # fmt: skip
     assert float(by) == pytest.approx(divisor, abs=1e-15)
@@ -68,7 +69,7 @@ def test_fingerprints_that_are_not_compared_here_are_handed_on():
 def test_a_step_that_tells_no_fingerprints_has_none():
     numbers, _ = told(both(8.0), 2, of(10), True, False, False, torch.float64)
     assert numbers.tolist() == [1, 8, 3, 5, 0, 1]
-    assert apart(numbers, 2, False)[-1] is None
+    assert apart(numbers, (2, 2, 0))[-1] is None
 
 
 def test_parts_are_added_up_in_double_precision():

@@ -258,7 +258,8 @@ def test_any_number_that_changes_and_any_two_that_trade_places_change_the_checks
     assert torch.equal(own, checksum([tensor.clone()], cpu))
     for place in range(tensor.numel()):
         other = tensor.clone().contiguous()
-        other.view(-1)[place] = 0.3125
+        # No draw is so large: of bfloat16 a smaller number may be what was there.
+        other.view(-1)[place] = 100.5
         assert not torch.equal(own, checksum([other], cpu)), place
     if tensor.numel() > 1:
         assert not torch.equal(own, checksum([tensor.clone().contiguous().view(-1).flip(0)], cpu))

@@ -2,7 +2,7 @@
 
 import torch
 
-from kway.step.core import Outcome
+from kway.step.outcome import Outcome
 from kway.training.requests import SAVE, STOP, Requests, who_asked
 from kway.world import StopRequest
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from kway.errors import MispairedError, NonFiniteError
-from kway.step.core import Outcome
 from kway.step.mispaired import check_calls
+from kway.step.outcome import Outcome
 from kway.training.requests import LAG
 from kway.training.watch import LossWatch
 

@@ -64,7 +64,7 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
         f"data       {data_text}",
         f"loss       {loss_text}",
         f"optimizer  {optimizer_text}",
-        f"batch      {_batch_text(job, getattr(args, 'plan', None))} (global), {job.precision}, seed {job.seed}",
+        f"batch      {_batch_text(job, args)}, {job.precision}, seed {job.seed}",
     ]
     return job, lines + [f"note       {text}" for text in [*notices, *_still(args)]]
 
@@ -87,13 +87,20 @@ def _still(args: argparse.Namespace) -> list[str]:
     return ["with --lr 0 no weight moves"] if getattr(args, "lr", None) == 0 else []
 
 
-def _batch_text(job: Job, plan: Path | None) -> str:
-    """Say how many samples a global batch holds, where the job itself may leave it to its data or to a plan."""
+def _batch_text(job: Job, args: argparse.Namespace) -> str:
+    """Say how many samples a batch holds, where the job itself may leave it to its data, a plan or the devices."""
+    # Commands with such a flag check that it is the only one.
+    per_device = getattr(args, "batch_size_per_device", None)
+    return f"{per_device} a device" if per_device is not None else f"{_global_batch(job, args)} (global)"
+
+
+def _global_batch(job: Job, args: argparse.Namespace) -> str:
     from torch.utils.data import DataLoader
 
     from kway.data.parts import DEFAULT_BATCH_SIZE
     from kway.planned import Planned
 
+    plan = getattr(args, "plan", None)
     if job.batch_size is None and plan is not None and not isinstance(job.data, DataLoader):
         return str(Planned.load(plan).best["batch_size"])
     if job.batch_size is not None or not isinstance(job.data, DataLoader):

@@ -143,7 +143,10 @@ def _check(args: argparse.Namespace) -> None:
     from kway.errors import UsageError
     from kway.training.growing import growth_of
 
-    growth_of(args.batch_size_per_device, args.lr_scale, args.lr_warmup)
+    planned = args.strategy == "auto" or args.plan is not None
+    growth_of(args.batch_size_per_device, args.lr_scale, args.lr_warmup, planned=planned)
+    if args.batch_size is not None and args.batch_size_per_device is not None:
+        raise UsageError("--batch-size and --batch-size-per-device", "only one of them", "leave one out")
     if args.clip_norm is not None and args.clip_value is not None:
         raise UsageError("--clip-norm and --clip-value", "only one of them", "leave one out")
     if args.patience is not None and args.early_stop is None:
@@ -162,33 +165,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(
             "--resume without --out", "its checkpoints are looked for there", "name the run's folder"
         )
-
-
-def _batch(args: argparse.Namespace) -> dict[str, object]:
-    """Return the batch of the job that follows from the number of devices, where one does. Raises ``UsageError``."""
-    from kway.errors import UsageError
-    from kway.jobs.place import place
-    from kway.jobs.tuning import first_kind
-
-    if args.batch_size_per_device is None:
-        return {}
-    if args.batch_size is not None:
-        raise UsageError("--batch-size and --batch-size-per-device", "only one of them", "leave one out")
-    if args.strategy == "auto" or args.plan is not None:
-        raise UsageError(
-            "--batch-size-per-device with a plan",
-            "the number of devices is what a plan chooses",
-            "kway plan --batch-size-per-device N, then kway train --plan plan.json",
-        )
-    where = place(
-        args.devices,
-        args.strategy or "auto",
-        args.exactness,
-        args.shards,
-        patient=args.stall_timeout is not None,
-        step_kind=first_kind(args.step_kind),
-    )
-    return {"batch_size": args.batch_size_per_device * where.plan.devices}
 
 
 class _Warned:
@@ -240,7 +216,7 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     options.meet(args)
-    fixed = _batch(args)
+    fixed: dict[str, object] = {}
     if args.ema is not None:
         fixed["ema"] = args.ema
     for kind, limit in (("norm", args.clip_norm), ("value", args.clip_value)):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from kway.data import plain_pickle
-from kway.data.folders import set_folder
+from kway.data.folders import no_images, set_folder
 from kway.data.images import Images
 from kway.data.sources import Source
 from kway.errors import DataError
@@ -30,7 +30,8 @@ Rows = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 def load_folder(name: str, data_dir: Path | None) -> Source:
     """Read the six files in ``data_dir``/``name``, or in the folder in it that the archive unpacks to.
 
-    Any number of images in each. Raises ``DataError`` naming the file that is missing, truncated or wrong.
+    Any number of images in each, but not none. Raises ``DataError`` naming the file that is missing, empty, truncated
+    or wrong.
     """
     root = set_folder(name, data_dir, "the six files")
     folder, suffix, read = _form(root)
@@ -38,7 +39,10 @@ def load_folder(name: str, data_dir: Path | None) -> Source:
     for path in paths.values():
         if not path.is_file():
             raise DataError(f"no file {path}", "it is part of the data set", "put it there")
-    train, held = (_images([paths[stem] for stem in stems], read, name) for stems in (_TRAIN, (_TEST,)))
+    for path in paths.values():
+        if not path.stat().st_size:
+            raise no_images(name, root, path)
+    train, held = (_images([paths[stem] for stem in stems], read, name, root) for stems in (_TRAIN, (_TEST,)))
     return Source(name, train, held, (_CHANNELS, _SIDE, _SIDE), _CLASSES)
 
 
@@ -59,11 +63,13 @@ def _form(root: Path) -> tuple[Path, str, Callable[[Path], Rows]]:
     )
 
 
-def _images(paths: list[Path], read: Callable[[Path], Rows], name: str) -> Images:
+def _images(paths: list[Path], read: Callable[[Path], Rows], name: str, root: Path) -> Images:
     found = []
     for path in paths:
         pixels, labels = read(path)
-        if len(labels) and not (labels.min() >= 0 and labels.max() < _CLASSES):
+        if not len(labels):
+            raise no_images(name, root, path)
+        if not (labels.min() >= 0 and labels.max() < _CLASSES):
             raise DataError(
                 f"{path}: labels from {labels.min()} to {labels.max()}", f"labels from 0 to {_CLASSES - 1}"
             )

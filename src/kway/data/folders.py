@@ -21,3 +21,14 @@ def set_folder(name: str, data_dir: Path | None, holds: str) -> Path:
             f"kway data fetch {name} brings them; or put them there, or name another root with --data-dir or KWAY_DATA",
         )
     return folder
+
+
+def no_images(name: str, folder: Path, path: Path) -> DataError:
+    """Return the error for a file of data set ``name`` that holds no image. ``folder``: see ``set_folder``."""
+    what = "holds no images" if path.stat().st_size else "is empty"
+    # A folder that is there is not fetched again.
+    return DataError(
+        f"{path} {what}",
+        f"a whole file of {name}",
+        f"remove {folder} and call kway data fetch {name}, or put the file there",
+    )

@@ -3,14 +3,15 @@
 import gzip
 import hashlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kway.data.folders import set_folder
+from kway.data.folders import no_images, set_folder
 from kway.data.images import Images
 from kway.data.sources import Source
 from kway.errors import DataError
@@ -27,14 +28,20 @@ def load_folder(name: str, data_dir: Path | None, checksums: Mapping[str, str]) 
     """Read the four files of data set ``name`` from ``data_dir``/``name``.
 
     ``checksums``: SHA-256 of the decompressed content by file name; a file that is not named is not checked.
-    Raises ``DataError`` naming the file that is missing, truncated or wrong.
+    Raises ``DataError`` naming the file that is missing, empty, truncated or wrong.
     """
     folder = set_folder(name, data_dir, "the four IDX files")
     # All four are found before the first is read: a missing one is told at once.
     files = {
         part: (_find(folder, images), _find(folder, labels)) for part, (images, labels) in _FILES.items()
     }
-    parts = {part: _read_pair(images, labels, checksums) for part, (images, labels) in files.items()}
+    for path in (path for pair in files.values() for path in pair):
+        if not path.stat().st_size:
+            raise no_images(name, folder, path)
+    parts = {
+        part: _read_pair(images, labels, checksums, partial(no_images, name, folder))
+        for part, (images, labels) in files.items()
+    }
     shapes = {part: tuple(images.images.shape[1:]) for part, images in parts.items()}
     if shapes["train"] != shapes["validation"]:
         raise DataError(
@@ -53,9 +60,14 @@ def _find(folder: Path, name: str) -> Path:
     )
 
 
-def _read_pair(image_file: Path, label_file: Path, checksums: Mapping[str, str]) -> Images:
+def _read_pair(
+    image_file: Path, label_file: Path, checksums: Mapping[str, str], empty: Callable[[Path], DataError]
+) -> Images:
     images = read(image_file, 3, checksums.get(image_file.name.removesuffix(".gz")))
     labels = read(label_file, 1, checksums.get(label_file.name.removesuffix(".gz")))
+    for path, values in ((image_file, images), (label_file, labels)):
+        if not len(values):
+            raise empty(path)
     if len(images) != len(labels):
         raise DataError(
             f"{label_file}: {len(labels)} labels", f"{len(images)}, as many as {image_file.name} has"

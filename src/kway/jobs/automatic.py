@@ -168,7 +168,8 @@ def _announced(job: Job, say: Callable[[str], None]) -> Callable[[str], None]:
     """Return ``say`` with a line before its first one: what goes on, and for how long."""
     lines = iter(
         [
-            f"auto: what is not known of {job.title} and of this machine is found out now, in about {MOST_S:.0f} s"
+            f"auto: what is not known of {job.title} and of this machine is found out now, in about {MOST_S:.0f} s "
+            "(longer where single steps take long)"
         ]
     )
 

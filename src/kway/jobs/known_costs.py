@@ -36,6 +36,8 @@ EXPERIMENTS = {
 CORE_FLOPS_S, FAR_BEHIND = 1e11, 3.0
 # Of a short time, what is for the model where the machine has to be measured too: to start ranks takes the most.
 PROFILE_PART = 0.2
+# What opening a model and counting its operations take beside the seconds that are for timing, for what users are told.
+AROUND_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def profiled(
     held = None if refresh else _recalled(known, kinds, 0.0 if seconds is not None else wanted)
     if held is not None:
         return held
-    say(f"profiling {job.title} on one device ({most[0]}), about {seconds_text(wanted)}")
+    say(f"profiling {job.title} on one device ({most[0]}), about {seconds_text(wanted + AROUND_S)}")
     workload = profile(
         job,
         devices=spelled_set(most),
@@ -159,6 +161,7 @@ def profiled(
         shards=asked.shards,
         step_kind=kinds,
         seconds=wanted,
+        say=say,
     )
     write(_place(known), known, seconds=wanted, workload=workload.to_dict())
     return workload

@@ -20,7 +20,7 @@ from kway.jobs.kept_ranks import KeptRanks
 from kway.jobs.place import with_threads
 from kway.measurements import Measurements
 from kway.measuring.bench import Bench
-from kway.measuring.budget import allowed
+from kway.measuring.budget import allowed, expected
 from kway.measuring.experiment import Experiment, chosen
 from kway.measuring.kept import facts, keep, recall
 from kway.measuring.limits import limits_of
@@ -95,7 +95,9 @@ def measure(
                 planned = [each.budget(quick, len(bench.gpus)) for each in todo[todo.index(experiment) :]]
                 budget = allowed(planned, ends - time.perf_counter()) if quick else planned[0]
                 bench.spend(budget)
-                say(f"{experiment.name}: {experiment.summary}, about {seconds_text(planned[0].whole)}")
+                say(
+                    f"{experiment.name}: {experiment.summary}, about {seconds_text(expected(planned[0], budget))}"
+                )
                 entry, found = _measured(experiment, bench, quick)
                 if entry["made"]:
                     keep(known, experiment, quick, entry, found)

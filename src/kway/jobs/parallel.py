@@ -27,15 +27,16 @@ from kway.jobs.resuming import find
 from kway.launch.own_watch import watching
 from kway.launch.status import STEP, Status
 from kway.step.build import build, made_before
-from kway.step.core import Outcome
 from kway.step.kinds import DEFAULT_KIND
+from kway.step.outcome import Outcome
 from kway.step.scaling import waits_for_figure
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
-from kway.training.facts import check_options, check_within, facts_of, other_masks, resumed_notices
+from kway.training.began import began, check_options
+from kway.training.facts import check_within, facts_of, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
-from kway.training.saving import RUN, Position, options_of, run_of, snapshot
+from kway.training.saving import RUN, Position, run_of, snapshot
 from kway.training.weights import save_weights
 from kway.units import duration
 from kway.world import World
@@ -126,7 +127,7 @@ class Session:
         # After how many steps a schedule that waits for figures had its last one.
         self._judged_at: int | None = None
         self._where = where
-        self._options = options_of(self.engine)
+        self._began = began(self.engine.optimizer, self.engine.model)
         self._writer: Writer | None = None
         self._unsaid: list[str] = []
         self._said: list[str] = []
@@ -342,7 +343,7 @@ class Session:
             with suppress(OSError):
                 place.parent.mkdir(parents=True, exist_ok=True)
         facts, run = {**self._facts, "noted": self._noted}, {"judged_at": self._judged_at}
-        prepared = self._writer.prepare(snapshot(self.engine, position, self.plan, facts, self._options))
+        prepared = self._writer.prepare(snapshot(self.engine, position, self.plan, facts, self._began))
         prepared.add(RUN, run_of(position, run))
         self._writer.save(prepared)
 
@@ -354,7 +355,8 @@ class Session:
         """
         place = folder_of(folder)
         path, lines = on_main(
-            self._where, lambda: find(None, place, self._facts, self.model, self._fits, True)
+            self._where,
+            lambda: find(None, place, self._facts, self.model, self._fits, lambda: self._began, lenient=True),
         )
         for line in lines:
             self.print(f"kway: {line}", file=sys.stderr)
@@ -372,7 +374,7 @@ class Session:
         return Position(self.steps, checkpoint.epoch, checkpoint.part("run")["step_of_epoch"])
 
     def _fits(self, checkpoint: Checkpoint) -> None:
-        check_options(checkpoint, self._options)
+        check_options(checkpoint, self._began)
 
     def _end_saving(self) -> None:
         if self._writer is not None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ from torch import nn
 from kway.checkpoints.manifest import MANIFEST
 from kway.checkpoints.reading import Checkpoint, check_step, newest, open_checkpoint
 from kway.errors import UsageError
-from kway.job import check_path
+from kway.job import Job, check_path
 from kway.records import Plan
-from kway.step.build import check_names
+from kway.step.build import check_names, make_optimizer, make_schedule
 from kway.step.kinds import check_kind
 from kway.step.made import unmade
 from kway.step.settings import Settings, check_settings
 from kway.step.state import made_in
-from kway.training.facts import check_facts, check_parts
+from kway.training.began import Began, began, differing_options
+from kway.training.facts import check_parts, differing
+from kway.training.on_a_copy import copied
 from kway.training.saving import FOLDER
 
 
@@ -61,13 +64,15 @@ def find(
     facts: Mapping[str, Any],
     model: nn.Module,
     check: Callable[[Checkpoint], None],
+    optimizer: Callable[[], Began],
     lenient: bool = False,
 ) -> tuple[Path | None, list[str]]:
     """Return the folder of the checkpoint to go on from, or ``None``, and lines for the user.
 
     ``resume``: ``False``; ``True`` for the newest complete one of ``out``; or a path: a checkpoint, a run's folder
-    or its folder of checkpoints, which need not be there where ``lenient``. Raises ``UsageError`` for one that is
-    not whole or does not fit, and what ``check`` raises.
+    or its folder of checkpoints, which need not be there where ``lenient``. ``optimizer`` says how the job's begins,
+    and is called only where something else differs. Raises ``UsageError`` for one that is not whole or does not fit,
+    and what ``check`` raises.
     """
     if resume is False:
         return None, []
@@ -105,11 +110,47 @@ def find(
     if checkpoint is None:
         return None, [*told, f"no complete checkpoint in {place}: the run starts anew"]
     check_parts(checkpoint)
-    check_facts(checkpoint, facts)
+    _check_job(checkpoint, facts, model, optimizer)
     check(checkpoint)
-    weights = unmade(checkpoint.weights(), made_in(checkpoint), model)
-    check_names(model, weights, f"of checkpoint {checkpoint.path}")
     return checkpoint.path.resolve(), [*told, *_went_further(place.parent / "train.json", checkpoint)]
+
+
+def _check_job(
+    checkpoint: Checkpoint, facts: Mapping[str, Any], model: nn.Module, optimizer: Callable[[], Began]
+) -> None:
+    """Raise ``UsageError`` where a checkpoint is of another job: with all that differs, so that it is told once."""
+    differ, unfit = differing(checkpoint, facts), None
+    weights = unmade(checkpoint.weights(), made_in(checkpoint), model)
+    try:
+        check_names(model, weights, f"of checkpoint {checkpoint.path}")
+    except UsageError as error:
+        unfit = error
+    if not differ and unfit is None:
+        return
+    options: list[str] = []
+    # What keeps an optimizer from being made is no part of what differs, and is told when the rest is right.
+    with suppress(Exception):
+        options = differing_options(checkpoint, optimizer())
+    if unfit is not None:
+        # Which parameters there are is said of the weights.
+        options = [text for text in options if not text.startswith("names ")]
+        if not differ and not options:
+            raise unfit
+        differ.append(unfit.got.replace(f" of checkpoint {checkpoint.path}", ""))
+    differ += [f"optimizer: {'; '.join(options)}"] if options else []
+    raise UsageError(
+        f"checkpoint {checkpoint.path} is of another job: {'; '.join(differ)}",
+        "going on would give a result that neither job gives from the start",
+        "go on with the same job, or start a new run from its weights (init=, --init)",
+    )
+
+
+def optimizer_of(job: Job, model: nn.Module) -> Began:
+    """Return how the job's optimizer begins. Made on a copy of ``model``; raises what keeps it from that."""
+    own, _ = copied(model, job)
+    optimizer = make_optimizer(job, own)
+    make_schedule(job, optimizer)
+    return began(optimizer, own)
 
 
 def _went_further(record: Path, checkpoint: Checkpoint) -> list[str]:

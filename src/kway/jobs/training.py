@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from kway.checkpoints.reading import Checkpoint
 from kway.errors import KwayError, UsageError
 from kway.job import Job
 from kway.jobs import threads
@@ -26,7 +26,7 @@ from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
 from kway.jobs.listeners import Callback, followed, listeners
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
-from kway.jobs.resuming import check_saving, find
+from kway.jobs.resuming import check_saving, find, optimizer_of
 from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
@@ -221,14 +221,17 @@ def train(
         parts,
         held,
     )
-
-    def long_enough(checkpoint: Checkpoint) -> None:
-        check_length(checkpoint, epochs, steps)
-
+    checkpoint_of = partial(
+        find,
+        facts=spec.facts,
+        model=model,
+        check=partial(check_length, epochs=epochs, steps=steps),
+        optimizer=partial(optimizer_of, spec.job, model),
+    )
     with followed(tell, trackers, out), ExitStack() as stack:
         # First: a run that is at work there may remove what would be found.
         folder = _folder(stack, where, out, resume)
-        found, told = on_main(where, lambda: find(out, resume, spec.facts, model, long_enough))
+        found, told = on_main(where, lambda: checkpoint_of(out, resume))
         if out is not None:
             stack.enter_context(says_what_is_there(folder, tell.stop, tell.begun))
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
@@ -251,7 +254,7 @@ def train(
         def once(where: Place, number: int) -> list[Any]:
             now = spec
             if number:
-                newer, lines = find(folder, True, spec.facts, model, long_enough)
+                newer, lines = checkpoint_of(folder, True)
                 now = replace(
                     spec,
                     job=adapting.job(sent),

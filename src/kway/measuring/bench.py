@@ -15,6 +15,7 @@ from kway.measuring.timer import Candidate, Clock, Policy, Reading, Timer, Work
 from kway.measuring.work import Call
 
 Sizes = Mapping[str, Any]
+By = Callable[[Policy], Policy]
 # What ranks do within a budget of seconds is given up after so many times as long and a while: first calls are added
 # to a budget, and a back end that hangs would hold up all the rest.
 PATIENCE, WHILE_S = 2.0, 20.0
@@ -105,11 +106,16 @@ class Bench:
     def _purse(self, device: str) -> Purse:
         return self._purses[torch.device(device).type]
 
-    def time(self, candidates: Sequence[Candidate], device: str, part: float) -> Reading:
-        """Time a set of candidates, beside a reference workload on ``device``, within ``part`` of its budget."""
+    def time(
+        self, candidates: Sequence[Candidate], device: str, part: float, by: By = lambda policy: policy
+    ) -> Reading:
+        """Time a set of candidates, beside a reference workload on ``device``, within ``part`` of its budget.
+
+        ``by`` turns the policy, with the seconds that there are, into that of this set.
+        """
         work = reference(device)
         work(1)  # a GPU loads its libraries now, which is no part of the budget
-        policy = replace(self.policy, seconds=self.share(device, part))
+        policy = by(replace(self.policy, seconds=self.share(device, part)))
         reading = Timer(policy, self.clock).time(candidates, work)
         self._purse(device).pay(part, reading.seconds)
         self.readings.append(reading)
@@ -138,10 +144,12 @@ class Bench:
 
         return wait
 
-    def measure(self, rows: Sequence[Row], device: str, part: float) -> list[Figure]:
-        """Time rows as one set and return their figures, without those that were left out."""
+    def measure(
+        self, rows: Sequence[Row], device: str, part: float, by: By = lambda policy: policy
+    ) -> list[Figure]:
+        """Time rows as one set and return their figures, without those that were left out. ``by``: see ``time``."""
         candidates = [Candidate(row.title, row.run, row.family, row.work) for row in rows]
-        return self._made(rows, self.time(candidates, device, part))
+        return self._made(rows, self.time(candidates, device, part, by))
 
     def figures(self, rows: Sequence[Row], reading: Reading) -> list[Figure]:
         """Return the figures of rows that ranks have timed as one set, by their titles; ``readings`` gets theirs."""

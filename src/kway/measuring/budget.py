@@ -41,11 +41,6 @@ class Budget:
     cpu: float
     gpu: float
 
-    @property
-    def whole(self) -> float:
-        """Both together."""
-        return self.cpu + self.gpu
-
 
 def allowed(planned: Sequence[Budget], left: float) -> Budget:
     """Return what the first of the ``planned`` ones may take, where ``left`` seconds are there for all of them.
@@ -58,6 +53,14 @@ def allowed(planned: Sequence[Budget], left: float) -> Budget:
     part = min(1.0, (left - gpu) / cpu) if cpu > 0 else 1.0
     spare = left - (gpu - first.gpu) - cpu
     return Budget(max(part, LEAST) * first.cpu, min(max(spare, SLACK * first.gpu), PATIENCE * first.gpu))
+
+
+def expected(planned: Budget, given: Budget) -> float:
+    """Return the seconds that an experiment takes, about, which ``allowed`` has ``given`` so much.
+
+    What a GPU's set may take beyond its plan is for a plan that was wrong.
+    """
+    return min(planned.cpu, given.cpu) + min(planned.gpu, given.gpu)
 
 
 class Purse:

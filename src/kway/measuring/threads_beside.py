@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -137,28 +137,24 @@ def figures_of(
 def run(bench: Bench, part: float) -> list[Figure]:
     """Measure as many threads as there may be CPU ranks, and fewer of them."""
     asked = counts(bench.cpu_ranks, bench.sizes["every_number"])
-    figures, usual = [], bench.policy
+    figures: list[Figure] = []
     for size in asked:
         own, by_way = part / len(asked), rows(size)
-        bench.policy = sustained(replace(usual, seconds=bench.share("cpu", own / 2)), len(by_way))
-        measured = bench.measure(by_way, "cpu", own / 2)
+        measured = bench.measure(by_way, "cpu", own / 2, partial(sustained, candidates=len(by_way)))
         figures += measured + compared(bench, measured, NAME, SLOWER, "threads")
-        bench.policy = usual
         figures += _of_steps(bench, size, own / 2)
     return figures
 
 
 def _of_steps(bench: Bench, size: int, part: float) -> list[Figure]:
     """Measure turns and sums of so many threads."""
-    own, usual = threads_for(size), bench.policy
-    turns, sums = Noted(), {each: Noted() for each in bench.sizes["sums"]}
+    own, turns, sums = threads_for(size), Noted(), {each: Noted() for each in bench.sizes["sums"]}
     candidates = [Candidate(TURNS, in_steps(size, own, None, turns, Noted()))]
     candidates += [
         Candidate(f"{SUM}: {each}", in_steps(size, own, each, Noted(), noted), SUM, float(each))
         for each, noted in sums.items()
     ]
-    bench.policy = sustained(replace(usual, seconds=bench.share("cpu", part)), len(candidates))
-    timings = (reading := bench.time(candidates, "cpu", part)).timings
-    bench.policy = usual
+    reading = bench.time(candidates, "cpu", part, partial(sustained, candidates=len(candidates)))
+    timings = reading.timings
     found = {each: noted.of(timings.get(f"{SUM}: {each}")) for each, noted in sums.items()}
     return figures_of(bench.maker(reading), size, turns.of(timings.get(TURNS)), found)

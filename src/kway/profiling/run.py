@@ -29,6 +29,7 @@ from kway.step.kinds import DEFAULT_KIND, KINDS
 from kway.step.recompute import blocks_of
 from kway.training.on_a_copy import copied
 from kway.training.parts import training_parts
+from kway.units import seconds_text
 
 # Of the seconds there are, for the eager steps, and for what goes on inside of them; the rest is for other kinds.
 TIMED, INSIDE = 0.6, 0.2
@@ -175,7 +176,10 @@ class Profiler:
     def _timed(
         self, sittings: Sequence[Sitting], seconds: float, parts: bool, recorded: bool = False
     ) -> list[tuple[Spot, Reading]]:
-        found, left = time_in_turns(sittings, seconds, parts, recorded)
+        def longer(rest_s: float) -> None:
+            self._say(f"single steps take long: about {seconds_text(rest_s)} more to time them")
+
+        found, left = time_in_turns(sittings, seconds, parts, recorded, longer=longer)
         self.found.notices += left
         return found
 

@@ -15,6 +15,8 @@ ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 7, 3, 15
 WARM_UP, WARM_UP_MORE = 4, 2
 # Steps that are recorded are recorded after some, once for each shape.
 WARM_UP_RECORDED = 8
+# Seconds more than planned that a user should hear of.
+WORTH_SAYING_S = 2.0
 
 Spot = tuple[Sitting, int]
 
@@ -25,11 +27,13 @@ def time_in_turns(
     parts: bool,
     recorded: bool = False,
     clock: Callable[[], float] = time.perf_counter,
+    longer: Callable[[float], None] = lambda rest_s: None,
 ) -> tuple[list[tuple[Spot, Reading]], list[str]]:
     """Return what each share of each sitting took, and lines on shares that the model cannot compute.
 
     ``seconds``: about how long all may take; three rounds in any case. ``parts``: whether the parts of a step are told
-    apart as well, in windows of their own; ``recorded``: whether steps are recorded. Raises what a step over a share of
+    apart as well, in windows of their own; ``recorded``: whether steps are recorded. ``longer`` is told how many
+    seconds are still to come where the least takes longer than there is time for. Raises what a step over a share of
     the job's own batch raises, but for one that does not fit the device.
     """
     begun = clock()
@@ -53,6 +57,9 @@ def time_in_turns(
     rest = max(0.0, seconds - (clock() - begun))
     # A step more to warm the caches, and half as many for the parts.
     length = max(1, min(WINDOW, round((rest / (ROUNDS * max(step_s, 1e-9)) - 1) / (1.5 if parts else 1.0))))
+    least = LEAST_ROUNDS * (1 + length * (2 if parts else 1)) * step_s
+    if least > rest + WORTH_SAYING_S:
+        longer(least)
     found = [(spot, Reading()) for spot in spots]
     for number in range(MOST_ROUNDS):
         since = clock()

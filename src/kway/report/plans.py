@@ -6,8 +6,10 @@ from kway.planned import Planned, one_device, short_set, spelled_set, titled
 from kway.report.tables import table
 from kway.units import bytes_text, counted, seconds_text
 
-# Columns of terms that a terminal has room for; the picture and the record have all.
-MOST_TERMS = 5
+# Characters that a table of terms may be wide; what has no room stands in another one.
+MOST_WIDE = 120
+# A term that is a smaller part than this of every candidate's step has no column: a line names it.
+SMALL = 0.01
 # Of a prediction, the part by which it is off that asks for another look at what it rests on.
 FAR_OFF = 0.2
 # Lines on what was left out.
@@ -16,7 +18,7 @@ MOST_LEFT = 6
 
 def lines_of(record: Planned) -> list[str]:
     """Return tables, reasons and notes of a plan."""
-    lines = [_ranked(record), "", _terms(record), ""]
+    lines = [_ranked(record), "", *_terms(record.candidates)]
     lines += [
         f"{place + 1:>3}  {titled(row)}: {row['reason']}" for place, row in enumerate(record.candidates)
     ]
@@ -80,19 +82,42 @@ def _ranked(record: Planned) -> str:
     return table(headings, cells)
 
 
-def _terms(record: Planned) -> str:
-    """Return what steps consist of, the terms that matter most first."""
-    names = term_names(record.candidates)
-    shown, rest = names[:MOST_TERMS], names[MOST_TERMS:]
-    headings = ["", *shown, *(["others"] if rest else [])]
-    cells: list[list[object]] = []
-    for row in record.candidates:
-        values: list[object] = [
-            seconds_text(row["terms"][name]) if row["terms"].get(name) else None for name in shown
+def _terms(rows: list[dict[str, Any]]) -> list[str]:
+    """Return what steps consist of, every term by its name, those that matter most first: tables one below the other,
+    and a line on what is small in every step.
+    """
+    names = term_names(rows)
+    small = [
+        name for name in names if all(row["terms"].get(name, 0.0) < SMALL * row["step_s"] for row in rows)
+    ]
+    lines = []
+    left = [name for name in names if name not in small]
+    while left:
+        count = next((n for n in range(len(left), 1, -1) if _width(_block(rows, left[:n])) <= MOST_WIDE), 1)
+        lines += [_block(rows, left[:count]), ""]
+        left = left[count:]
+    if small:
+        most = [(name, max(row["terms"].get(name, 0.0) for row in rows)) for name in small]
+        texts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in most)
+        lines += [f"small      each below {SMALL:.0%} of every step, at most: {texts}", ""]
+    return lines
+
+
+def _block(rows: list[dict[str, Any]], names: list[str]) -> str:
+    """Return the table of some terms, without candidates that have none of them."""
+    cells = [
+        [
+            titled(row),
+            *(seconds_text(row["terms"][name]) if row["terms"].get(name) else None for name in names),
         ]
-        others = sum(row["terms"].get(name, 0.0) for name in rest)
-        cells.append([titled(row), *values, *([seconds_text(others) if others else None] if rest else [])])
-    return table(headings, cells)
+        for row in rows
+        if any(row["terms"].get(name) for name in names)
+    ]
+    return table(["", *names], cells)
+
+
+def _width(text: str) -> int:
+    return max(map(len, text.splitlines()))
 
 
 def term_names(rows: list[dict[str, Any]]) -> list[str]:

@@ -16,9 +16,10 @@ from kway.data.share import Share
 from kway.devices.compilers import keep_code
 from kway.errors import KwayError
 from kway.step.batchnorm import layers, seen_by_compiler
-from kway.step.core import Outcome, StepCore
+from kway.step.core import StepCore
 from kway.step.formats import follow_weights
 from kway.step.kinds import Runner
+from kway.step.outcome import Outcome
 from kway.step.pieces import in_pieces
 from kway.step.tally import Tally
 

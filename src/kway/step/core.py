@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from kway.step.losses import rule_for
 from kway.step.made import made_since, names_of
 from kway.step.mispaired import check_calls
 from kway.step.numbers import unlike
+from kway.step.outcome import Outcome
 from kway.step.penalty import one_number
 from kway.step.precision import precision_of
 from kway.step.presence import Presence
@@ -36,83 +36,6 @@ from kway.step.tally import Tally
 from kway.step.telling import Telling
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a step gave. ``loss``: the loss of the global batch (scalar tensor on the device); ``weight``: the
-    sum of its weights; ``losses``: the sum of each share by itself, to say where a loss broke.
-
-    ``together``: all of these as one vector, where they lie so already.
-    ``asked``: what each rank asked for beside its gradients (``StepCore.asked``), shape (ranks,), on the device;
-    ``calls``: the fingerprint of each rank's collectives; ``None`` where no gradients were reduced, and in steps that
-    do not tell it.
-    """
-
-    loss: Tensor
-    weight: Tensor
-    losses: Tensor
-    asked: Tensor | None = None
-    calls: Tensor | None = None
-    together: Tensor | None = None
-
-    def plus(self, penalty: Tensor) -> "Outcome":
-        """Return the same with a penalty in the loss."""
-        return replace(self, loss=self.loss + penalty, together=None)
-
-    @property
-    def pair(self) -> Tensor:
-        """Loss and weight in one tensor of shape (2,)."""
-        if self.together is not None:
-            return self.together[:2]
-        return torch.stack([self.loss.double(), self.weight.double()])
-
-    def packed(self) -> Tensor:
-        """Return all numbers as one vector, in float64 where they are of several dtypes."""
-        if self.together is not None:
-            return self.together
-        parts = [
-            part for part in (self.loss, self.weight, self.losses, self.asked, self.calls) if part is not None
-        ]
-        alike = len({part.dtype for part in parts}) == 1
-        return torch.cat([(part if alike else part.double()).view(-1) for part in parts])
-
-    def unpacked(self, numbers: Tensor) -> "Outcome":
-        """Return the outcome that ``packed`` made ``numbers`` of, where its parts had the shapes of these.
-
-        It is taken apart when somebody asks for one of the parts, which most steps are spared.
-        """
-        said = tuple(0 if part is None else len(part) for part in (self.asked, self.calls))
-        return _Packed.of(numbers, (len(self.losses), *said), self.loss.dtype)
-
-
-class _Packed(Outcome):
-    """An outcome that is one vector until it is asked for more than loss and weight together."""
-
-    @classmethod
-    def of(cls, numbers: Tensor, lengths: tuple[int, ...], dtype: torch.dtype) -> "_Packed":
-        """Make one of ``numbers``. ``lengths``: of ``losses``, ``asked`` and ``calls``, 0 for what is not there."""
-        made = object.__new__(cls)
-        vars(made).update(_numbers=numbers, _form=(lengths, dtype))
-        return made
-
-    @property
-    def pair(self) -> Tensor:
-        """Loss and weight in one tensor of shape (2,)."""
-        numbers: Tensor | None = vars(self).get("_numbers")
-        return super().pair if numbers is None else numbers[:2]
-
-    def __getattribute__(self, name: str) -> Any:
-        own = object.__getattribute__(self, "__dict__")
-        if name in Outcome.__dataclass_fields__ and name not in own:
-            own.update(vars(_taken_apart(own["_numbers"], *own["_form"])))
-        return object.__getattribute__(self, name)
-
-
-def _taken_apart(numbers: Tensor, lengths: tuple[int, ...], dtype: torch.dtype) -> Outcome:
-    loss, weight, losses, *said = torch.split(numbers, [1, 1, *lengths])
-    asked, calls = (part if len(part) else None for part in said)
-    return Outcome(loss.to(dtype).view(()), weight.view(()), losses, asked, calls, numbers)
 
 
 class StepCore(ABC):

@@ -13,9 +13,10 @@ import torch
 
 from kway.data.loader import Share
 from kway.errors import UsageError
-from kway.step.core import Outcome, StepCore
+from kway.step.core import StepCore
 from kway.step.fixed import FixedInputs, UnsuitedError, form_of
 from kway.step.observe import Attributes, HostState, NoLog, OperationLog, Watched, waits
+from kway.step.outcome import Outcome
 from kway.step.rates import Rates
 from kway.step.recorder import CudaRecorder, Recorder, Recording
 from kway.step.seeds import Draws, Keyed

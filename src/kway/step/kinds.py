@@ -1,4 +1,7 @@
-"""Step kinds: how the operations of a step reach the device. What they compute is the level's business."""
+"""Step kinds: how the operations of a step reach the device. What they compute is the level's business.
+
+Torch is not imported here: flags and their help name the kinds.
+"""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -8,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kway.devices.compilers import missing
 from kway.errors import RefusedError
 from kway.registry import known
-from kway.step.settings import AS_IT_IS, Settings
 
 if TYPE_CHECKING:
     from kway.data.share import Share
-    from kway.step.core import Outcome, StepCore
+    from kway.step.core import StepCore
+    from kway.step.outcome import Outcome
+    from kway.step.settings import Settings
     from kway.step.tally import Tally
 
 DEFAULT_KIND = "eager"
@@ -109,11 +113,16 @@ def check_kind(name: str, devices: Iterable[Any]) -> StepKind:
 
 
 def open_kind(
-    name: str, core: "StepCore", opened: ExitStack, settings: Settings = AS_IT_IS, pieces: int | None = None
+    name: str,
+    core: "StepCore",
+    opened: ExitStack,
+    settings: "Settings | None" = None,
+    pieces: int | None = None,
 ) -> Runner:
     """Make what runs the steps of ``core``. ``opened`` undoes at its end what this changes.
 
-    ``pieces``: bytes of parameters after which compiled code is cut (see ``kway.step.pieces``), ``None`` for nowhere.
+    ``settings``: the options of torch's compiler are taken from them; ``pieces``: bytes of parameters after which
+    compiled code is cut (see ``kway.step.pieces``), ``None`` for nowhere.
 
     Raises ``UsageError``, and ``RefusedError`` for a kind that this device cannot run.
     """
@@ -132,5 +141,6 @@ def open_kind(
     if compiles:
         from kway.step.compiled import compiling
 
-        runner = opened.enter_context(compiling(core, runner, settings.compiler_options, pieces))
+        options = settings.compiler_options if settings is not None else {}
+        runner = opened.enter_context(compiling(core, runner, options, pieces))
     return runner

@@ -14,9 +14,11 @@ from kway.data.order import bounds
 from kway.data.seeds import key
 from kway.errors import RefusedError
 from kway.job import Job
-from kway.step.core import Outcome, StepCore
+from kway.step.core import StepCore
 from kway.step.gradients import sparse_parameters
 from kway.step.kept_buffers import SHARD, KeptBuffers
+from kway.step.numbers import CALLS, LOSSES, WEIGHTS, WISHES, rows, size
+from kway.step.outcome import Outcome
 from kway.step.pooled import ShardStatistics
 from kway.step.precision import wide
 from kway.step.presence import Presence
@@ -25,6 +27,9 @@ from kway.step.tally import Tally, measure
 from kway.step.telling import EACH_STEP, Telling
 
 Tensor = torch.Tensor
+
+# Of the numbers after the rows, of which the last one is the reducer's.
+_BESIDE, _IS_DOUBLE = 2, -2
 
 
 class ShardStep(StepCore):
@@ -90,19 +95,20 @@ class ShardStep(StepCore):
             spine.append(_summed(left, leaf))
         with self._buckets.during_backward(partials, spine):
             scalars, counts = self._shard(start, share, draws, tally)
-        rows = scalars[2 * self.shards : 4 * self.shards].view(2, self.shards)
-        own = self.signs.write(rows[0, self.group.rank], rows[1, self.group.rank])
+        # Shards are as many as ranks, or more: what ranks say has room in their rows.
+        own_rows = rows(scalars, self.shards)[:, self.group.rank]
+        own = self.signs.write(own_rows[CALLS], own_rows[WISHES])
         complete = self._buckets.finish(scalars, counts)
         self._flat.hand_out(complete)
         self.statistics.finish(self.group)
         self.kept.end_of_step(self.group, idle=share.total < self.shards)
         # In the dtype of one device's loss, which a rank without samples has to read from the others.
         numbers = self._flat.scalars
-        doubles = self._doubles if share.count else bool(numbers[-2] > 0)
+        doubles = self._doubles if share.count else bool(numbers[_IS_DOUBLE] > 0)
         numbers = numbers.to(torch.float64 if doubles else torch.float32)
         # 0, or NaN where a gradient came too late: then all of the step is NaN, and never another number.
         late = numbers[-1]
-        losses, weights, calls, asked = numbers[: 4 * self.shards].view(4, self.shards)
+        losses, weights, calls, asked = rows(numbers, self.shards)
         told = None if own is None else calls[: self.group.size]
         asked = asked[: self.group.size]
         if self.group.size > 1 and told is not None and own is not None:
@@ -128,7 +134,7 @@ class ShardStep(StepCore):
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
         self._frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         tables = sparse_parameters(self.model)
-        self._flat = FlatGradients(parameters, 4 * self.shards + 2, tables, beside=self._frozen)
+        self._flat = FlatGradients(parameters, size(self.shards, _BESIDE), tables, beside=self._frozen)
         self._buckets = BucketedTree(self._flat, self._tree)
 
     def _check_frozen(self) -> None:
@@ -144,8 +150,8 @@ class ShardStep(StepCore):
     def _shard(self, shard: int, share: Share, draws: Draws, tally: Tally | None) -> tuple[Tensor, bool]:
         """Compute one shard's gradients. Return numbers, and whether it has samples.
 
-        The numbers are its loss and weight in its own slots, twice as many zeros as there are shards, whether they
-        are float64, and a 0.
+        The numbers are laid out as in ``step.numbers``: its loss and weight in its own place, whether they are
+        float64, and a 0.
         """
         batch, samples = share.micro[shard - self.first]
         self.clear_gradients()
@@ -157,15 +163,16 @@ class ShardStep(StepCore):
             self.backward(total / share.total, output)
             self._check_frozen()
             self.kept.end_of_piece()
-            slots = torch.zeros(4 * self.shards + 2, dtype=wide(total.dtype), device=self.device)
-            slots[shard], slots[self.shards + shard] = total.detach(), weight
+            slots = torch.zeros(size(self.shards, _BESIDE), dtype=wide(total.dtype), device=self.device)
+            places = rows(slots, self.shards)
+            places[LOSSES, shard], places[WEIGHTS, shard] = total.detach(), weight
             if slots.dtype == torch.float64:
                 self._doubles = True
-                slots[-2].fill_(1.0)
+                slots[_IS_DOUBLE].fill_(1.0)
             if tally is not None:
                 measure(self.job.metrics, output, target, samples, tally, shard)
         if slots is None:
-            slots = torch.zeros(4 * self.shards + 2, device=self.device)
+            slots = torch.zeros(size(self.shards, _BESIDE), device=self.device)
         return slots, samples > 0
 
 

@@ -12,12 +12,13 @@ from kway.data.loader import Share
 from kway.data.seeds import key
 from kway.errors import RefusedError
 from kway.job import Job
-from kway.step.core import Outcome, StepCore
+from kway.step.core import StepCore
 from kway.step.endings import mean, plain, scaled
 from kway.step.gradients import resolve_conjugates
 from kway.step.kept_buffers import MICRO_BATCH, KeptBuffers
 from kway.step.mispaired import check_calls
-from kway.step.numbers import alone, apart, told, written
+from kway.step.numbers import CALLS, WISHES, alone, rows, told, written
+from kway.step.outcome import Outcome, apart
 from kway.step.presence import Presence
 from kway.step.seeds import Draws
 from kway.step.tally import Tally, measure
@@ -105,7 +106,8 @@ class ShareStep(StepCore):
         numbers, divisor = self.told(
             parts, self.ranks, total, self.rule.averaged, tells, compares, sums.dtype
         )
-        loss, weight, losses, asked, calls = apart(numbers, self.ranks, tells)
+        lengths = (self.ranks, self.ranks, self.ranks if tells else 0)
+        loss, weight, losses, asked, calls = apart(numbers, lengths)
         if calls is not None and not compares:
             check_calls(calls, own)
         self._rescale(divisor)
@@ -130,8 +132,8 @@ class ShareStep(StepCore):
             numbers = self.written(sums, there, self.place, self.ranks)
             return self._reducer.reduce(numbers, counts), own
         numbers = alone(sums, self.place, self.ranks)
-        rows = numbers[:-1].view(4, self.ranks)[:, self.place]
-        told = self.signs.write(rows[2], rows[3])
+        own_rows = rows(numbers, self.ranks)[:, self.place]
+        told = self.signs.write(own_rows[CALLS], own_rows[WISHES])
         return self._reducer.reduce(numbers, counts), told
 
     def forget(self) -> None:

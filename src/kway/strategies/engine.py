@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,24 +22,24 @@ from kway.job import Job
 from kway.launch.status import Status
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
-from kway.step.core import Outcome
 from kway.step.deterministic import bits_hold_within
 from kway.step.gradients import dense
 from kway.step.handed import held_state, load_state
-from kway.step.inputs import move
 from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
-from kway.step.modes import begin_training, modes_of, set_modes
+from kway.step.modes import begin_training
 from kway.step.open_jobs import OpenJob, open_jobs, opened
 from kway.step.out_of_memory import Memory, explained
+from kway.step.outcome import Outcome
 from kway.step.pieces import piece_bytes
 from kway.step.precision import cast, precision_of
 from kway.step.scripted import check_scripted, scripted
-from kway.step.seeds import preserved, seed_generators
+from kway.step.seeds import seed_generators
 from kway.step.settings import AS_IT_IS, Settings
 from kway.step.state import load_parts, parts_of
-from kway.step.tally import Tally, mean, measure
+from kway.step.tally import Tally
 from kway.step.telling import EACH_STEP, Telling
 from kway.strategies.base import Part
+from kway.strategies.evaluation import Evaluation
 from kway.strategies.layout import axes, check_level, check_model, check_step_kind
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
 from kway.strategies.micro_batches import why_whole
@@ -129,6 +129,7 @@ class Engine:
             with self.memory.explains("start"):
                 self.optimizer: torch.optim.Optimizer = settings.prefer(make_optimizer(job, self.model))
                 self._step = self._level.open(self.part, self.optimizer)
+            self._evaluation = Evaluation(self._step, self.part, self.status)
             if self._step.kept is not None:
                 self.part.opened.callback(self._step.kept.close)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened, settings, pieces)
@@ -266,83 +267,18 @@ class Engine:
         """Return what looks at the shapes of shares that ``cut`` reads of ``parts``."""
         return Shapes(parts, self._level.shards(self.part.shards))
 
-    def _row(self, place: int) -> int:
-        """Return the row of a tally in which micro-batch number ``place`` of a share adds up."""
-        return self.part.place if self._level.shards(self.part.shards) is None else self.rows[place]
-
     @torch.no_grad()
     @explained("evaluation")
     def evaluate(self, shares: Any) -> dict[str, float]:
         """Return ``loss`` (where there is one) and every metric over all samples, each counted once."""
-        names = ["loss", *self.job.metrics]
-        tally = self.tally(names)
-        averaged = self._step.rule.averaged
-        with closing(self._forward(shares)) as pieces:
-            for place, _, count, output, target, total, weight in pieces:
-                if count:
-                    row = self._row(place)
-                    tally.add("loss", total, weight if averaged else torch.ones_like(weight), row)
-                    measure(self.job.metrics, output, target, count, tally, row)
-        sums = tally.result(self.part.batch_group)
-        values = {name: mean(pair) for name, pair in sums.items()}
-        if not self._step.rule.averaged:
-            values["loss"] = sums["loss"][0]
-        return values
+        sharded = self._level.shards(self.part.shards) is not None
+        return self._evaluation.figures(shares, self.tally(["loss", *self.job.metrics]), self.rows, sharded)
 
     @torch.no_grad()
     @explained("evaluation")
     def outputs(self, shares: Any) -> Generator[tuple[Any, Any], None, None]:
         """Yield (data set indices, output on the CPU) of this rank's part of every batch. To be closed."""
-        cpu = torch.device("cpu")
-        with closing(self._forward(shares, with_loss=False)) as pieces:
-            for _, indices, count, output, *_ in pieces:
-                if count:
-                    yield indices, move(output, cpu)
-
-    def _forward(self, shares: Any, with_loss: bool = True) -> Any:
-        """Run the model in evaluation mode over all micro-batches, on all ranks equally often.
-
-        To be closed by the caller, whatever it raises: else modes and random state would be given back when the
-        traceback goes, long after others were set.
-        """
-        modes = modes_of(self.model)
-        self.model.eval()
-        self._step.forget()
-        self._step.follow_loss()
-        # What is drawn here is drawn by key, and not from what ranks draw alike between steps.
-        drawing = ExitStack()
-        drawing.enter_context(preserved(self.device))
-        if self._step.kept is not None:
-            # A job may be judged after its end.
-            drawing.enter_context(self._step.kept.listening())
-        try:
-            for share in shares:
-                self.status.beat()
-                self.part.presence.take(share)
-                start = 0
-                # As in training, buffers move once a batch: how many pieces a rank computes depends on the number of
-                # ranks.
-                kept = self._step.kept_over(share)
-                if kept is not None:
-                    kept.begin()
-                # Beside those of steps, which count from 0: one a shard at level bits, else one a rank.
-                keys = self._step.seeds(share, -1 - share.step)
-                for place, (batch, count) in enumerate(share.micro):
-                    if place < len(keys):
-                        seed_generators(keys[place], self.device)
-                    indices = share.indices[start : start + count]
-                    start += count
-                    if with_loss:
-                        yield place, indices, count, *self._step.forward(batch, count)
-                    else:
-                        yield place, indices, count, self._step.output(batch)
-                    if kept is not None:
-                        kept.end_of_piece()
-                if kept is not None:
-                    kept.end_of_step(self.part.batch_group, idle=False)
-        finally:
-            set_modes(modes)
-            drawing.close()
+        yield from self._evaluation.outputs(shares)
 
     def equalise(self) -> list[str]:
         """See that ranks hold the same weights, bring buffers that differ to one value, and return their names.

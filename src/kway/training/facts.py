@@ -48,19 +48,19 @@ def check_parts(checkpoint: Checkpoint) -> None:
         found = checkpoint.part(name)
         if not isinstance(found, kind):
             raise UsageError(
-                f"the part {name!r} of checkpoint {checkpoint.path} is {_text(found)[:40]}",
+                f"the part {name!r} of checkpoint {checkpoint.path} is {as_text(found)[:40]}",
                 "kway writes none like it",
                 "go on from another checkpoint",
             )
 
 
-def check_facts(checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` that lists what differs between the job of a checkpoint and the one at hand."""
+def differing(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
+    """List what differs between the job of a checkpoint and the one at hand: see ``facts_of``."""
     then = checkpoint.part("job")
     # Shards decide only where both runs hold bits.
     both = None not in (then.get("shards"), now.get("shards"))
     differ = [
-        f"{name} {_text(then.get(name))}, now {_text(now.get(name))}"
+        f"{name} {as_text(then.get(name))}, now {as_text(now.get(name))}"
         for name in {**then, **now}
         if then.get(name) != now.get(name) and name not in ("frozen", "noted") and (name != "shards" or both)
     ]
@@ -68,31 +68,7 @@ def check_facts(checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
     for names, said in ((set(after) - set(before), "newly"), (set(before) - set(after), "no longer")):
         if names:
             differ.append(f"{said} frozen: {_some(sorted(names))}")
-    if differ:
-        raise UsageError(
-            f"checkpoint {checkpoint.path} is of another job: {'; '.join(differ)}",
-            "going on would give a result that neither job gives from the start",
-            "go on with the same job, or start a new run from its weights (init=, --init)",
-        )
-
-
-def check_options(checkpoint: Checkpoint, now: list[dict[str, str]]) -> None:
-    """Raise ``UsageError`` that lists what differs where the optimizer began with other options."""
-    then = checkpoint.part("options")
-    differ = [
-        f"{name} {_text(a.get(name))}, now {_text(b.get(name))}"
-        for a, b in zip(then, now, strict=False)
-        for name in {**a, **b}
-        if a.get(name) != b.get(name)
-    ]
-    if len(then) != len(now):
-        differ.append(f"{len(then)} groups of parameters, now {len(now)}")
-    if differ:
-        raise UsageError(
-            f"checkpoint {checkpoint.path} is of a job with another optimizer: {'; '.join(differ)}",
-            "its state goes with its options",
-            "go on with the same optimizer, or start a new run from the weights (init=, --init)",
-        )
+    return differ
 
 
 def check_length(checkpoint: Checkpoint, epochs: int, steps: int | None) -> None:
@@ -121,7 +97,9 @@ def check_within(checkpoint: Checkpoint, now: Mapping[str, Any] | None) -> None:
     then = checkpoint.part("within")
     if then is None or now is None:
         return
-    differ = [f"{k} {_text(then.get(k))}, now {_text(now.get(k))}" for k in now if then.get(k) != now.get(k)]
+    differ = [
+        f"{k} {as_text(then.get(k))}, now {as_text(now.get(k))}" for k in now if then.get(k) != now.get(k)
+    ]
     if differ:
         raise RefusedError(
             f"checkpoint {checkpoint.path} holds bits within other conditions: {'; '.join(differ)}",
@@ -188,5 +166,6 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Write a value that a checkpoint may lack."""
     return "none" if value is None else str(value)

@@ -93,7 +93,8 @@ def growth_of(per_device: Any, rule: Any, warmup: Any, planned: bool = False) ->
         raise UsageError(
             "batch_size_per_device with a plan",
             "the number of devices is what a plan chooses",
-            "call kway.plan(job, batch_size_per_device=N), then kway.train(job, plan=...)",
+            "call kway.plan(job, batch_size_per_device=N), then kway.train(job, plan=...): kway plan "
+            "--batch-size-per-device N, then kway train --plan plan.json",
         )
     return Growth(per_device, rule, None if warmup is None else _warmup(warmup))
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,12 +20,14 @@ from kway.step.settings import Settings
 from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
+from kway.training.began import check_options
 from kway.training.beginning import start_of
 from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
-from kway.training.facts import check_options, check_within, other_masks, resumed_notices
-from kway.training.growing import growth_lines, scale_facts
+from kway.training.ended import Ended
+from kway.training.facts import check_within, other_masks, resumed_notices
+from kway.training.growing import growth_lines
 from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
@@ -35,12 +36,10 @@ from kway.training.requests import STOP, Requests, who_asked
 from kway.training.saving import Position, Saver
 from kway.training.set_up import set_up_notices
 from kway.training.spec import TrainSpec
-from kway.training.straggler import own_work, slow_ranks
 from kway.training.subject import optimizer_facts
-from kway.training.surroundings import gpu_name, machine, peak_memory, versions
 from kway.training.validation import BEST, Validation
 from kway.training.watch import LossWatch
-from kway.training.weights import fingerprint, save_last, unique_names
+from kway.training.weights import save_last
 from kway.world import StopRequest, World
 
 Emit = Callable[[dict[str, Any]], None]
@@ -120,7 +119,23 @@ class Loop:
             if self.saver.is_on and self.saver.at != self.steps:
                 self._save(Position(self.steps, self.epoch, 0))
             self.notices += self.saver.close()
-            record = self._record(begun)
+            record = Ended(
+                spec=spec,
+                world=self.world,
+                engine=self.engine,
+                loader=self.loader,
+                clock=self.clock,
+                saver=self.saver,
+                validation=self.validation,
+                steps=self.steps,
+                resumed=self.resumed,
+                rows=self.rows,
+                subject=self.subject,
+                weights=self.state,
+                average=self.average,
+                notices=[*self._set_up(), *self.engine.doubts, *self.notices],
+                begun=begun,
+            ).record()
         except Exception:
             # A second signal and Ctrl-C are none of these: they wait for no disk.
             self.saver.close()
@@ -265,7 +280,7 @@ class Loop:
             return None
         checkpoint = open_checkpoint(Path(self.spec.resume))
         check_within(checkpoint, self.engine.holds_within)
-        check_options(checkpoint, self.saver.options)
+        check_options(checkpoint, self.saver.began)
         run = checkpoint.part("run")
         self.engine.restore(checkpoint)
         streams = isinstance(self.loader.parts.order, StreamOrder)
@@ -338,50 +353,3 @@ class Loop:
             )
             if text not in self.notices:
                 self.notices.append(text)
-
-    def _record(self, begun: float) -> Training:
-        job, plan, validation = self.spec.job, self.spec.plan, self.validation
-        notices = [*self._set_up(), *self.engine.doubts, *self.notices]
-        names = unique_names(self.model)
-        works = self.engine.mesh.world.objects(self.clock.work())
-        timeline, said = self.clock.timeline()
-        notices += [*slow_ranks(works), *said]
-        gpus = self.engine.mesh.world.objects(gpu_name(self.engine.device))
-        return Training(
-            model=job.title,
-            strategy=plan.strategy,
-            devices=plan.devices,
-            device_set=plan.device_set,
-            layout=plan.layout,
-            exactness=plan.exactness,
-            holds_within=self.engine.holds_within,
-            step_kind=self.engine.ran,
-            precision=job.precision,
-            batch_size=self.loader.parts.order.batch_size,
-            seed=job.seed,
-            steps=self.steps,
-            resumed_from_step=self.resumed,
-            predicted_step_s=None,
-            measured_step_s=self.clock.step_s,
-            input_wait_s=self.clock.input_wait_s,
-            peak_memory_bytes=self.engine.mesh.world.objects(peak_memory(self.engine.device)),
-            own_work_s=own_work(works),
-            weights_sha256=fingerprint(self.state, names),
-            stopped_early=validation is not None and bool(validation.stopped),
-            checkpoints=self.saver.summary(),
-            ema=job.ema,
-            ema_sha256=None if self.average is None else fingerprint(self.average, names),
-            epochs=self.rows,
-            best=None if validation is None else validation.best,
-            notices=list(dict.fromkeys(notices)),
-            versions=versions(),
-            job=self.subject,
-            machine=machine(gpus, threads=self.world.threads),
-            settings=plan.settings,
-            tuned=self.spec.tuned,
-            processes=self.world.processes,
-            timeline=timeline,
-            lr_scale=scale_facts(self.spec, self.engine.schedule),
-            started=self.spec.started or datetime.now(UTC).isoformat(timespec="seconds"),
-            wall_s=time.perf_counter() - begun,
-        )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from kway.launch.stall import names
-from kway.step.core import Outcome
+from kway.step.outcome import Outcome
 from kway.world import StopRequest
 
 STOP, SAVE = 1, 2

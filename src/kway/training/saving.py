@@ -14,6 +14,7 @@ from kway.checkpoints.writer import Writer
 from kway.errors import KwayError, StoppedError
 from kway.records import Plan
 from kway.strategies.engine import Engine
+from kway.training.began import Began, began
 from kway.training.held import held_on
 from kway.training.requests import SAVE
 from kway.training.spec import TrainSpec
@@ -33,18 +34,16 @@ class Position:
 RUN = "run"
 
 
-def snapshot(
-    engine: Engine, position: Position, plan: Plan, facts: dict[str, Any], options: list[dict[str, str]]
-) -> Snapshot:
+def snapshot(engine: Engine, position: Position, plan: Plan, facts: dict[str, Any], began: Began) -> Snapshot:
     """Return the state of a run as it lives in memory, but for that of the loop around the engine: the part ``RUN``.
 
-    ``options``: see ``options_of``.
+    ``began``: the optimizer, before the first step.
     """
     state = engine.model.state_dict(keep_vars=True)
     parts = {
         **engine.parts(state),
         "job": facts,
-        "options": options,
+        "options": began.options,
         "plan": {**plan.to_dict(), "devices": plan.devices},
         "within": engine.holds_within,
     }
@@ -54,12 +53,6 @@ def snapshot(
 def run_of(position: Position, run: dict[str, Any]) -> dict[str, Any]:
     """Return the part ``RUN`` of a checkpoint. ``run``: the state of the loop around the engine."""
     return {**run, "step_of_epoch": position.step}
-
-
-def options_of(engine: Engine) -> list[dict[str, str]]:
-    """Return the options of each group of the optimizer as texts, its parameters' names among them."""
-    groups = engine.parts()["optimizer"]["groups"]
-    return [{name: str(value) for name, value in group.items()} for group in groups]
 
 
 def to_go_on(folder: str) -> str:
@@ -81,8 +74,7 @@ class Saver:
         # ``at``: after how many steps the last save was begun.
         self._since, self.at, self._warned = time.monotonic(), -1, False
         self.held = held_on(engine.part.device)
-        # As the optimizer began: what a schedule has changed later says nothing about the job.
-        self.options = options_of(engine)
+        self.began = began(engine.optimizer, engine.model)
 
     def check(self) -> None:
         """Raise ``UsageError`` for state that cannot be stored, before the run has taken a step."""
@@ -109,7 +101,7 @@ class Saver:
         if self._writer is not None:
             spec, facts = self._spec, {**self._spec.facts, "noted": self._noted}
             self._prepared = self._writer.prepare(
-                snapshot(self._engine, position, spec.plan, facts, self.options)
+                snapshot(self._engine, position, spec.plan, facts, self.began)
             )
 
     def save(self, position: Position, run: dict[str, Any]) -> list[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from kway.errors import NonFiniteError
-from kway.step.core import Outcome
 from kway.step.mispaired import check_calls
+from kway.step.outcome import Outcome
 from kway.training.requests import LAG
 
 

@@ -23,8 +23,8 @@ from kway.job import Job
 from kway.launch.status import Status
 from kway.proving.quiet import without_dropout
 from kway.records import Plan
-from kway.step.core import Outcome
 from kway.step.kinds import KINDS
+from kway.step.outcome import Outcome
 from kway.step.settings import OPTIMIZER_FORMS, takes_form
 from kway.step.tally import Tally
 from kway.strategies.engine import Engine

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from kway.data.cifar import load_folder
 from kway.data.originals import File, Original
 from kway.data.sources import Source
 
@@ -27,4 +26,6 @@ ORIGINAL = Original(
 
 def load(data_dir: Path | None, seed: int) -> Source:
     """Read the six files in ``data_dir``/cifar10, binary or pickled, with as many images as they hold."""
+    from kway.data.cifar import load_folder
+
     return load_folder("cifar10", data_dir)

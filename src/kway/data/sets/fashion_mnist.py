@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from kway.data.idx import load_folder
 from kway.data.originals import Original, gz_files
 from kway.data.sources import Source
 
@@ -46,4 +45,6 @@ _SHA256 = {
 
 def load(data_dir: Path | None, seed: int) -> Source:
     """Read the four IDX files in ``data_dir``/fashion-mnist. Raises ``DataError`` for any other content."""
+    from kway.data.idx import load_folder
+
     return load_folder("fashion-mnist", data_dir, _SHA256)

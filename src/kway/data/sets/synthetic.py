@@ -3,10 +3,6 @@
 import importlib.util
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from kway.data.images import Images
 from kway.data.seeds import key
 from kway.data.sources import Source
 
@@ -17,6 +13,11 @@ _NOISE = 0.25  # standard deviation, where 1 is the range of a pixel
 
 def load(data_dir: Path | None, seed: int) -> Source:
     """Draw 5,000 and 1,000 images, shape (1, 28, 28), 10 classes: the same for the same ``seed``."""
+    import numpy as np
+    import torch
+
+    from kway.data.images import Images
+
     draw = np.random.default_rng(key(seed, "synthetic images"))
     cells = draw.random((_CLASSES, _SIDE // _CELL, _SIDE // _CELL))
     patterns = np.kron(cells, np.ones((_CELL, _CELL)))

@@ -2,12 +2,12 @@
 
 import platform
 from pathlib import Path
-from pydoc_data.topics import topics
-
-import torch
+from typing import TYPE_CHECKING
 
 from kway.data.sources import Source
-from kway.data.texts import Windows
+
+if TYPE_CHECKING:
+    import torch
 
 _LENGTH, _CLASSES = 128, 256
 _HELD_OUT = 10  # every tenth topic: topics are not cut, and those of one letter not held out together
@@ -15,6 +15,10 @@ _HELD_OUT = 10  # every tenth topic: topics are not cut, and those of one letter
 
 def load(data_dir: Path | None, seed: int) -> Source:
     """Read the topics in the order of their names: rows of 128 bytes, every tenth topic held out."""
+    from pydoc_data.topics import topics
+
+    from kway.data.texts import Windows
+
     texts = [topics[name].strip() for name in sorted(topics)]
     held = [number % _HELD_OUT == 0 for number in range(len(texts))]
     train, validation = (
@@ -30,5 +34,7 @@ def load(data_dir: Path | None, seed: int) -> Source:
     return Source("text", train, validation, (_LENGTH,), _CLASSES, [notice])
 
 
-def _bytes(texts: list[str]) -> torch.Tensor:
+def _bytes(texts: list[str]) -> "torch.Tensor":
+    import torch
+
     return torch.frombuffer(bytearray("\n\n".join(texts).encode()), dtype=torch.uint8)

@@ -1,0 +1,57 @@
+"""How the optimizer of a run began, so that a run does not go on with another one unnoticed."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from kway.checkpoints.optimizer import state_by_name
+from kway.checkpoints.reading import Checkpoint
+from kway.errors import UsageError
+from kway.training.facts import as_text
+
+
+class Began(NamedTuple):
+    """How an optimizer was before the first step: its class, and the options of each group as texts, parameters' names
+    among them. What a schedule changes later says nothing about the job.
+    """
+
+    kind: str
+    options: list[dict[str, str]]
+
+
+def began(optimizer: torch.optim.Optimizer, model: nn.Module) -> Began:
+    """Return how an optimizer of ``model`` is now."""
+    state = state_by_name(optimizer, model.named_parameters())
+    return Began(
+        state["kind"], [{name: str(value) for name, value in group.items()} for group in state["groups"]]
+    )
+
+
+def differing_options(checkpoint: Checkpoint, now: Began) -> list[str]:
+    """List what differs between the optimizer that a checkpoint's run began with and the one at hand.
+
+    Of another class only what both know by a name is compared.
+    """
+    kind, then = checkpoint.part("optimizer")["kind"], checkpoint.part("options")
+    differ = [] if kind == now.kind else [f"{kind}, now {now.kind}"]
+    differ += [
+        f"{name} {as_text(a.get(name))}, now {as_text(b.get(name))}"
+        for a, b in zip(then, now.options, strict=False)
+        for name in ({**a, **b} if kind == now.kind else [name for name in a if name in b])
+        if a.get(name) != b.get(name) and (name != "initial_lr" or a["lr"] == b["lr"])
+    ]
+    if len(then) != len(now.options):
+        differ.append(f"{len(then)} groups of parameters, now {len(now.options)}")
+    return differ
+
+
+def check_options(checkpoint: Checkpoint, now: Began) -> None:
+    """Raise ``UsageError`` that lists what differs where the run began with another optimizer, or other options."""
+    differ = differing_options(checkpoint, now)
+    if differ:
+        raise UsageError(
+            f"checkpoint {checkpoint.path} is of a job with another optimizer: {'; '.join(differ)}",
+            "its state goes with its options",
+            "go on with the same optimizer, or start a new run from the weights (init=, --init)",
+        )
