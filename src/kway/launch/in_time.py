@@ -7,7 +7,7 @@ descriptor to which Python writes its number, and ends the process where the mai
 
 import atexit
 import contextlib
-import gc
+import ctypes
 import os
 import select
 import signal
@@ -16,17 +16,15 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 
 from kway.launch.interrupt import EndedBySignal, OwnHandler, default_interrupts_raise
 from kway.launch.lifeline import flush_output
-from kway.launch.limit import OutOfTimeError, within
 from kway.launch.status import Status
 from kway.world import World
 
-# How long the main thread has to act on a signal, and the group of the ranks to come apart at the end.
-GRACE_S, LEAVE_S = 3.0, 3.0
+# How long the main thread has to act on a signal.
+GRACE_S = 3.0
 _LOOK_S = 0.1
 _CREDENTIALS = struct.Struct("3i")
 
@@ -49,11 +47,9 @@ def ends_in_time(
     try:
         with default_interrupts_raise(), watch:
             yield
-    except (KeyboardInterrupt, EndedBySignal) as told:
-        number = told.number if isinstance(told, EndedBySignal) else int(signal.SIGINT)
-        # Registered last, so called first.
-        atexit.register(_part, number)
-        raise
+    finally:
+        if watch.told:
+            atexit.register(_let_go)
 
 
 class _Watch:
@@ -70,6 +66,8 @@ class _Watch:
         # The signal that nobody has acted on yet: when it was noticed, its number, and who is to.
         self._since: float | None = None
         self._number, self._handler = 0, signal.getsignal(signal.SIGINT)
+        # The number of the last signal that is to end this process.
+        self.told = 0
         self._thread = threading.Thread(target=self._run, name="kway-signals", daemon=True)
 
     def __enter__(self) -> None:
@@ -89,17 +87,17 @@ class _Watch:
         while True:
             pause = None if self._since is None else _LOOK_S
             ready = select.select([self._reader, self._closer], [], [], pause)[0]
-            if self._closer in ready:
-                return
             for number in self._arrived() if self._reader in ready else b"":
                 self._take(number)
+            if self._closer in ready:
+                return
             self._look()
 
     def _arrived(self) -> bytes:
         """Return the numbers of the signals that this process itself got."""
-        if not self._known:
-            return self._reader.recv(64)
-        numbers, said, _, _ = self._reader.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
+        numbers, said, _, _ = self._reader.recvmsg(
+            64, socket.CMSG_SPACE(_CREDENTIALS.size) if self._known else 0
+        )
         for _, kind, data in said:
             if kind == socket.SCM_CREDENTIALS and _CREDENTIALS.unpack(data)[0] != os.getpid():
                 return b""
@@ -112,6 +110,8 @@ class _Watch:
         handler, now = signal.getsignal(number), time.monotonic()
         if not isinstance(handler, OwnHandler):
             return
+        if handler.ends and not handler.is_wish:
+            self.told = number
         if self._since is None:
             self._since, self._number, self._handler = now, number, handler
         elif handler.is_later(now, self._since) and handler.ends:
@@ -153,28 +153,12 @@ class _Watch:
         return f"{own} waited for the others in step {report.step}{named}"
 
 
-def _part(number: int) -> None:
-    """Leave the process groups, as far as that is possible in time: what is under way in them waits for late ranks.
+def _let_go() -> None:
+    """Have Python leave without taking process groups apart: that waits for what is under way in them.
 
-    Where it is not, Python would wait as well, at its very end, and no thread of its own could do anything about it.
+    With it, at the very end of the process, no thread could do anything about a wait for ranks that are late.
     """
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return
-
-    def part() -> None:
-        error = getattr(sys, "last_value", None)
-        if error is not None:
-            # Was printed; its frames hold what is under way.
-            traceback.clear_frames(error.__traceback__)
-        dist.destroy_process_group()
-        gc.collect()
-
-    try:
-        within(LEAVE_S, part)
-    except OutOfTimeError:
-        flush_output()
-        os._exit(128 + number)
-    except Exception:
-        # Ranks are gone, most likely; so is this one.
-        return
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        for group in dist.distributed_c10d._world.pg_map:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
