@@ -1,6 +1,7 @@
 """Ranks of another launcher that are told to end while they are inside a call that hears no signal."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import signal
@@ -147,8 +148,16 @@ def exits(monkeypatch):
     return codes
 
 
-def deaf(*numbers, seconds=0.5, pause=0.6):
+@functools.cache
+def rounds_a_second():
+    began = time.monotonic()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
+    return 100_000 / (time.monotonic() - began)
+
+
+def deaf(*numbers, seconds=0.8, pause=0.6):
     """Be inside a call of C while signals come; it hears them at its end."""
+    rounds = int(rounds_a_second() * (seconds + pause * len(numbers)))
 
     def send():
         time.sleep(0.2)
@@ -158,10 +167,7 @@ def deaf(*numbers, seconds=0.5, pause=0.6):
 
     sender = threading.Thread(target=send)
     sender.start()
-    began = time.monotonic()
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
-    a_second = 100_000 / (time.monotonic() - began)
-    hashlib.pbkdf2_hmac("sha256", b"", b"", int(a_second * (seconds + pause * len(numbers))))
+    hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
     sender.join()
 
 

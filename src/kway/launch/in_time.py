@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator
 
 from kway.launch.interrupt import EndedBySignal, OwnHandler, default_interrupts_raise
 from kway.launch.lifeline import flush_output
+from kway.launch.limit import within
 from kway.launch.status import Status
 from kway.world import World
 
-# How long the main thread has to act on a signal.
-GRACE_S = 3.0
+# How long the main thread has to act on a signal, and how long it may take to say why the process ends.
+GRACE_S, SAY_S = 3.0, 2.0
 _LOOK_S = 0.1
 _CREDENTIALS = struct.Struct("3i")
 
@@ -135,13 +136,17 @@ class _Watch:
         words = (
             "interrupted" if self._number == signal.SIGINT else f"ended by {EndedBySignal(self._number).name}"
         )
-        said = [f"kway: {words}", self._where()]
-        # Whatever it reads: the process must end all the same.
-        with contextlib.suppress(Exception):
-            said.append(self._leaves() if self._leaves is not None else "")
-        with contextlib.suppress(Exception):
+
+        def say() -> None:
+            said = [f"kway: {words}", self._where()]
+            with contextlib.suppress(Exception):
+                said.append(self._leaves() if self._leaves is not None else "")
             print(": ".join(filter(None, said)), file=sys.stderr)
-        flush_output()
+            flush_output()
+
+        # The process must end all the same where a disk does not answer, or the main thread is stuck in a stream.
+        with contextlib.suppress(Exception):
+            within(SAY_S, say)
         os._exit(128 + self._number)
 
     def _where(self) -> str:
@@ -150,15 +155,18 @@ class _Watch:
         if report is None or not report.waiting:
             return f"{own} was inside a call that did not return"
         named = f" ({report.collective})" if report.collective else ""
-        return f"{own} waited for the others in step {report.step}{named}"
+        step = f" in step {report.step}" if report.step else ""
+        return f"{own} waited for the others{step}{named}"
 
 
 def _let_go() -> None:
     """Have Python leave without taking process groups apart: that waits for what is under way in them.
 
-    With it, at the very end of the process, no thread could do anything about a wait for ranks that are late.
+    With it, at the very end of the process, no thread could do anything about a wait for ranks that are late. Groups
+    with NCCL give up what is under way by themselves.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         for group in dist.distributed_c10d._world.pg_map:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            if "nccl" not in str(dist.get_backend_config(group)):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
