@@ -1,7 +1,9 @@
 """Copies of data: what they leave alone, what they share, and what they refuse."""
 
 import math
+import sqlite3
 import threading
+import zipfile
 
 import numpy as np
 import pytest
@@ -89,19 +91,119 @@ def test_a_copy_that_does_not_fit_is_refused_with_both_sizes():
 
 def test_what_cannot_be_copied_is_one_line_with_the_reason():
     own = Counts()
-    own.lock = threading.Lock()
+    own.rows = (row for row in X)
 
     class Traceless(Counts):
         def __deepcopy__(self, memo):
             return self
 
     traceless = Traceless()
-    traceless.lock = own.lock
+    traceless.rows = own.rows
     assert own_copy(traceless) is traceless
     with pytest.raises(
-        UsageError, match=r"data of type Counts that cannot be copied \(.*lock.*name the strategy"
+        UsageError, match=r"data of type Counts that cannot be copied \(.*generator.*name the strategy"
     ):
         own_copy(own)
+
+
+class Reads(Dataset):
+    """Counts how often it is asked, and reads samples by what it was given."""
+
+    def __init__(self, handle, read):
+        self.handle, self.read, self.asked = handle, read, 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, place):
+        self.asked += 1
+        return self.read(self.handle, place)
+
+
+class NotPickled:
+    """Refuses as HDF5 files do."""
+
+    def __getnewargs__(self):
+        raise TypeError("h5py objects cannot be pickled")
+
+    def __getitem__(self, place):
+        return f"row {place}"
+
+
+@pytest.fixture
+def lines(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"row {place}\n" for place in range(4)))
+    return path
+
+
+def from_archive(archive, place):
+    return archive.read(str(place)).decode()
+
+
+def from_place(file, place):
+    file.seek(6 * place)
+    found = file.readline()
+    return (found if isinstance(found, str) else found.decode()).rstrip()
+
+
+def from_table(connection, place):
+    return connection.execute("select text from rows where place = ?", (place,)).fetchone()[0]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("kind", ["lock", "hdf5", "table", "archive", "bytes", "raw", "text"])
+def test_data_that_hold_something_open_are_copied_but_for_that(kind, wrapped, lines, tmp_path):
+    if kind == "archive":
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            for place in range(4):
+                archive.writestr(str(place), f"row {place}")
+    table = sqlite3.connect(":memory:")
+    table.execute("create table rows (place, text)")
+    table.executemany("insert into rows values (?, ?)", [(place, f"row {place}") for place in range(4)])
+    handle, read = {
+        "lock": lambda: (threading.Lock(), lambda lock, place: f"row {place}"),
+        "hdf5": lambda: (NotPickled(), lambda rows, place: rows[place]),
+        "table": lambda: (table, from_table),
+        "archive": lambda: (zipfile.ZipFile(tmp_path / "a.zip"), from_archive),
+        "bytes": lambda: (lines.open("rb"), from_place),
+        "raw": lambda: (lines.open("rb", buffering=0), from_place),
+        "text": lambda: (lines.open(), from_place),
+    }[kind]()
+    own = Reads(handle, read)
+    data = DataLoader(own, batch_size=2) if wrapped else own
+    made = own_copy(data)
+    made = made.dataset if wrapped else made
+    assert [made[place] for place in (3, 1)] == ["row 3", "row 1"]
+    assert (own.asked, made.asked) == (0, 2)
+    if kind in ("bytes", "raw", "text"):
+        assert handle.tell() == 0
+    assert [own[place] for place in (2, 0)] == ["row 2", "row 0"]
+    made = None
+    assert own[1] == "row 1"
+
+
+def test_a_file_that_is_read_from_where_it_stands_is_so_on_the_copy(lines):
+    class Lines(IterableDataset):
+        def __init__(self):
+            self.file = lines.open()
+
+        def __iter__(self):
+            return iter(self.file)
+
+    own = Lines()
+    own.file.readline()
+    lines.unlink()
+    assert [*own_copy(own)] == ["row 1\n", "row 2\n", "row 3\n"]
+    assert own.file.readline() == "row 1\n"
+
+
+def test_what_hands_out_one_thing_after_the_other_is_refused(lines):
+    table = sqlite3.connect(":memory:")
+    with lines.open("r+b") as written:
+        for handle in ((row for row in X), table.execute("select 1"), written):
+            with pytest.raises(UsageError, match="cannot be copied"):
+                own_copy(Reads(handle, None))
 
 
 def test_each_pass_over_a_stream_begins_where_the_stream_is():

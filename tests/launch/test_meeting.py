@@ -12,6 +12,7 @@ from kway.errors import KwayError, UsageError
 from kway.launch import meeting
 from kway.launch.address import addresses_of_interfaces, reserved_port
 from kway.launch.init_method import SIGN, InitMethod
+from kway.launch.joining import join
 from kway.launch.meeting import meet
 from kway.world import World
 
@@ -177,3 +178,39 @@ def test_a_host_where_something_else_listens_does_not_bar_the_next(tmp_path, mon
     assert asked == ["127.0.0.2", "127.0.0.1"]
     with pytest.raises(RuntimeError, match="reset"):
         meeting._known(said | {"hosts": ["127.0.0.2"]}, LONG)
+
+
+@pytest.fixture
+def silent():
+    """The port of a service that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("way", ["address", "file", "environment"])
+def test_a_listener_that_says_nothing_is_one_clear_error(way, silent, tmp_path, monkeypatch):
+    monkeypatch.setattr(meeting, "_SLACK_S", 0.1)
+    monkeypatch.setattr(meeting, "_TRY_S", 0.3)
+    if way == "environment":
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(silent))
+
+        def look():
+            join(of(2)[1], SHORT)
+    else:
+        method = InitMethod("127.0.0.1", silent)
+        if way == "file":
+            method = InitMethod(path=tmp_path / "meeting")
+            left = {"port": silent, "word": "of another", "machine": meeting.machine(), "hosts": []}
+            method.path.write_text(SIGN.decode() + ", " + json.dumps(left)[1:])
+
+        def look():
+            meet(method, of(2)[1], SHORT)
+
+    began = time.monotonic()
+    with pytest.raises(KwayError) as caught:
+        look()
+    assert time.monotonic() - began < 6
+    assert caught.value.got.startswith("rank 1 of 2 found no meeting point at ")
+    assert f"what listens at 127.0.0.1:{silent} does not answer as rank 0 does" in caught.value.need
+    assert caught.value.do.startswith("check ")

@@ -101,6 +101,7 @@ def test_the_users_data_set_collate_function_and_stream_stay_where_they_are():
             return batch[0]
 
     own, split = Asked(), Split()
+    own.lock = threading.Lock()  # which copy.deepcopy refuses
     assert profiled(job(data=own, inputs=split)).timings
     assert (own.asked, split.asked) == (0, 0)
     stream = Once()
@@ -109,15 +110,15 @@ def test_the_users_data_set_collate_function_and_stream_stay_where_they_are():
 
 
 def test_data_that_cannot_be_copied_are_refused_before_a_sample_is_asked_for():
-    class Locked(Counting):
+    class Unfinished(Counting):
         def __init__(self):
-            self.lock = threading.Lock()
+            self.rows = (row for row in range(64))
 
         def __getitem__(self, place):
             raise AssertionError("asked")
 
-    with pytest.raises(UsageError, match="data of type Locked that cannot be copied"):
-        profiled(job(data=Locked()))
+    with pytest.raises(UsageError, match="data of type Unfinished that cannot be copied"):
+        profiled(job(data=Unfinished()))
 
 
 class Advancing:

@@ -11,10 +11,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from kway.data.arrays import in_memory
+from kway.data.handles import stand_ins
 from kway.errors import UsageError, line_of
 from kway.units import bytes_text
 
 _NEED = "what its samples take is found out over a copy, so that it gives a run what it would have given"
+_INSTEAD = "go without a plan: name the strategy"
 _NO_STATE = (str, bytes, int, float, bool, complex, type(None), type, FunctionType, BuiltinFunctionType)
 
 
@@ -23,8 +25,9 @@ def own_copy(data: Any, room: int | None = None) -> Any:
 
     A data set may count how often it is asked, or draw, and a stream may be one that can be read once. Data in memory
     is read by indexing and nothing else, and is returned itself; files that are mapped into memory to be read, and
-    modules, are shared. ``room``: bytes that a copy may take. What a data set reaches by a global name, or through the
-    variables around a function, is not its own, and is no part of the copy.
+    modules, are shared, and what cannot be copied has its stand-in (``data/handles.py``). ``room``: bytes that a copy
+    may take. What a data set reaches by a global name, or through the variables around a function, is not its own, and
+    is no part of the copy.
 
     Raises ``UsageError`` for what cannot be copied, and for what takes more than ``room``.
     """
@@ -40,21 +43,26 @@ def own_copy(data: Any, room: int | None = None) -> Any:
         raise UsageError(
             f"data of type {kind} with {bytes_text(size)} in memory, where {bytes_text(room)} are left for a copy",
             _NEED,
-            "pass its arrays as they are (a tuple of tensors or arrays), map a file into memory to be read, or go "
-            "without a plan: name the strategy",
+            "pass its arrays as they are (a tuple of tensors or arrays), map a file into memory to be read, or "
+            f"{_INSTEAD}",
         )
     memo |= {id(each): each for each in shared}
     if isinstance(data, DataLoader):
         # Its worker processes, where they stay, are nobody else's.
         memo[id(data.__dict__.get("_iterator"))] = None
     try:
+        return copy.deepcopy(data, dict(memo))
+    except Exception:
+        # It holds something that is no data: seldom, so that nobody else need look for it.
+        memo |= stand_ins(data, memo, by_index=_is_indexed(source))
+    try:
         return copy.deepcopy(data, memo)
     except Exception as error:
         raise UsageError(
             f"data of type {kind} that cannot be copied ({line_of(error)})",
             _NEED,
-            "leave out of it what copy.deepcopy cannot copy (open files, locks, generators), give its class a "
-            "__deepcopy__ (that returns itself, if reading leaves no trace), or go without a plan: name the strategy",
+            "make what cannot be copied where a sample is read, and not before; give its class a __deepcopy__ that "
+            f"returns itself, if reading leaves no trace; or {_INSTEAD}",
         ) from error
 
 
@@ -74,6 +82,10 @@ class FromTheStart(IterableDataset[Any]):
         if self._epoch is not None and hasattr(stream, "set_epoch"):
             stream.set_epoch(self._epoch)
         return iter(stream)
+
+
+def _is_indexed(source: Any) -> bool:
+    return hasattr(source, "__getitem__") and not isinstance(source, IterableDataset)
 
 
 def _stays(source: Any) -> bool:

@@ -12,6 +12,7 @@ from kway.data.arrays import InMemory
 from kway.data.parts import Parts
 from kway.errors import UsageError
 from kway.jobs.place import Place
+from kway.launch.in_time import ends_in_time
 from kway.training.facts import named
 from kway.training.spec import TrainSpec
 
@@ -27,7 +28,8 @@ def check_alike(where: Place, spec: TrainSpec, train: Parts, held: Parts | None)
     """
     if where.joined is None or where.joined.size == 1:
         return spec
-    said = Group(where.joined.rank, where.joined.size).objects(asked(spec, train, held))
+    with ends_in_time(where.joined):
+        said = Group(where.joined.rank, where.joined.size).objects(asked(spec, train, held))
     for rank, other in enumerate(said):
         differ = [name for name in {**said[0], **other} if said[0].get(name) != other.get(name)]
         if differ:

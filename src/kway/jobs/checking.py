@@ -10,11 +10,11 @@ from torch import nn
 
 from kway.errors import line_of
 from kway.job import Job
-from kway.jobs.own_data import on_own_data
 from kway.jobs.training import train
 from kway.planned import spelled_set, titled
 from kway.training.clock import WARM_UP, WINDOW
 from kway.training.on_a_copy import copied
+from kway.training.own_data import on_own_data
 from kway.units import counted, seconds_text
 
 # How often each candidate runs: what else the machine does meanwhile then meets all of them.

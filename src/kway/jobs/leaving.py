@@ -26,13 +26,23 @@ def says_what_is_there(folder: Path, stop: StopRequest, begun: Sequence[int]) ->
         step = last_complete(folder / FOLDER)
         if step is None:
             raise
-        there = f"{folder / FOLDER / f'step-{step}'} is complete"
+        there = _is_complete(folder, step)
         if isinstance(error, EndedBySignal) and begun and step >= begun[-1]:
             raise StoppedError(
                 f"stopped by {stop.by} after step {step}", there, to_go_on(str(folder))
             ) from None
         error.add_note(f"{there}; {to_go_on(str(folder))}")
         raise
+
+
+def what_is_there(folder: Path) -> str:
+    """Say what a run that ends now leaves in ``folder`` to go on from; ``""`` where that is nothing."""
+    step = last_complete(folder / FOLDER)
+    return "" if step is None else f"{_is_complete(folder, step)}; {to_go_on(str(folder))}"
+
+
+def _is_complete(folder: Path, step: int) -> str:
+    return f"{folder / FOLDER / f'step-{step}'} is complete"
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from kway.job import Job
 from kway.jobs.arguments import check_job, folder_of
 from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
+from kway.launch.in_time import ends_in_time
 from kway.launch.own_watch import watching
 from kway.launch.status import STEP, Status
 from kway.step.build import build, made_before
@@ -78,6 +79,7 @@ def parallel(
         preserved(torch.device(world.device)),
         with_threads(world.threads),
         watching(world, stall) as status,
+        nullcontext() if where.joined is None else ends_in_time(world, status),
     ):
         session = Session(job, where, world, status)
         try:

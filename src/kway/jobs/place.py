@@ -16,6 +16,7 @@ from kway.devices.select import warnings as device_warnings
 from kway.devices.topology import discover
 from kway.errors import KwayError, UsageError
 from kway.launch import local
+from kway.launch.in_time import ends_in_time
 from kway.launch.joining import join
 from kway.launch.own_watch import watching
 from kway.launch.status import Status
@@ -78,14 +79,16 @@ class Place:
         stop: StopRequest | None = None,
         apart: bool = False,
         stall_timeout: timedelta | None = None,
+        leaves: Callable[[], str] | None = None,
     ) -> list[Any]:
         """Call ``task(context, *arguments)`` on every rank; return the results by rank.
 
         Inside ranks that are already there, the list holds this rank's result only. ``ranks`` may hold CPU
         ranks that are already started (``launch.local.Ranks``). ``stop``: set when ranks are to stop early.
         ``apart``: a process of its own also for one device. With ``stall_timeout`` a rank that the others wait for
-        and that makes no progress for so long ends the task with ``StallError``. Ranks that are threads of this process
-        know neither ``ranks`` nor ``apart`` nor ``stall_timeout``.
+        and that makes no progress for so long ends the task with ``StallError``. ``leaves``: makes what is said where
+        a signal ends a rank of another launcher (``ends_in_time``). Ranks that are threads of this process know neither
+        ``ranks`` nor ``apart`` nor ``stall_timeout``.
         """
         emit, stop = on_event or _ignore, stop or StopRequest()
         if self.joined is not None:
@@ -93,6 +96,7 @@ class Place:
                 with_threads(self.joined.threads),
                 preserved(torch.device(self.joined.device)),
                 watching(self.joined, stall_timeout) as status,
+                ends_in_time(self.joined, status, leaves),
             ):
                 return [task(Context(self.joined, emit, stop, status), *arguments)]
         if self.plan.devices == 1 and not apart:
@@ -307,12 +311,13 @@ def on_main(where: Place, act: Callable[[], T]) -> T:
     from kway.comm.group import Group
 
     outcome: tuple[Any, KwayError | None] = (None, None)
-    if where.joined.is_main:
-        try:
-            outcome = act(), None
-        except KwayError as problem:
-            outcome = None, problem
-    result, refused = Group(where.joined.rank, where.joined.size).objects(outcome)[0]
+    with ends_in_time(where.joined):
+        if where.joined.is_main:
+            try:
+                outcome = act(), None
+            except KwayError as problem:
+                outcome = None, problem
+        result, refused = Group(where.joined.rank, where.joined.size).objects(outcome)[0]
     if refused is not None:
         raise refused
     return result  # type: ignore[no-any-return]

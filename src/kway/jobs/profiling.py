@@ -21,7 +21,6 @@ from kway.job import Job
 from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.arguments import check_job
 from kway.jobs.folder import claimed
-from kway.jobs.own_data import on_own_data
 from kway.jobs.place import choose, rank_threads
 from kway.profiling.run import Profiler, Wanted
 from kway.step.build import build
@@ -29,6 +28,7 @@ from kway.step.kinds import DEFAULT_KIND, KINDS, check_kind
 from kway.step.seeds import preserved_everywhere
 from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
+from kway.training.own_data import on_own_data
 from kway.training.parts import training_parts
 from kway.training.surroundings import gpu_name, machine, versions
 from kway.units import shown

@@ -22,7 +22,7 @@ from kway.jobs.arguments import check_given
 from kway.jobs.automatic import Going, foreseen
 from kway.jobs.decisions import figure_of, patience_of
 from kway.jobs.folder import claimed, is_there, logs_of
-from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there
+from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there, what_is_there
 from kway.jobs.listeners import Callback, followed, listeners
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
@@ -296,7 +296,14 @@ def train(
             # Signals arrive in no other thread than this.
             with asked_to_stop(tell.stop) if out is not None and where.in_threads else nullcontext():
                 results = where.run(
-                    run_rank, own, model, on_event=tell, ranks=ranks, stop=tell.stop, stall_timeout=stall
+                    run_rank,
+                    own,
+                    model,
+                    on_event=tell,
+                    ranks=ranks,
+                    stop=tell.stop,
+                    stall_timeout=stall,
+                    leaves=None if out is None else partial(what_is_there, folder),
                 )
         of_ranks, average, made = results[0]
         lines = [*where.notices, *told, *tell.told, *of_ranks.notices]

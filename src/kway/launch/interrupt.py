@@ -1,9 +1,11 @@
 """Signals that ask a process to stop: as an exception, so that it can first take its ranks away, or as a wish."""
 
 import contextlib
+import math
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -30,14 +32,40 @@ class EndedBySignal(SystemExit):
         self.number, self.name = number, signal.Signals(number).name
 
 
-class _Raise:
+class OwnHandler(ABC):
+    """A handler of kway's. ``ends``: whether a signal can end the process; ``is_wish``: whether the next one does not.
+
+    ``called``: when Python called it last, in monotonic seconds.
+    """
+
+    ends, is_wish = True, False
+
+    def __init__(self) -> None:
+        self.called = -math.inf
+
+    @abstractmethod
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Act on a signal."""
+
+    def heard(self, since: float) -> bool:
+        """Whether it has been called for a signal that was noticed at ``since``, or for one that counts as the same."""
+        return self.called > since - _ONE_S
+
+    @staticmethod
+    def is_later(now: float, first: float) -> bool:
+        """Whether a signal at ``now`` is another order than that at ``first``."""
+        return now - first >= _ONE_S
+
+
+class _Raise(OwnHandler):
     """Raises on the first signal, and again on one that comes much later."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._last: float | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
+        self.called = now = time.monotonic()
         if self._last is not None and now - self._last < _ONE_S:
             return
         self._last = now
@@ -57,21 +85,32 @@ def signals_raise() -> Iterator[None]:
         yield
 
 
-class _Take:
+@contextlib.contextmanager
+def default_interrupts_raise() -> Iterator[None]:
+    """Turn SIGINT into ``KeyboardInterrupt`` by a handler of kway's, where Python's own would do it."""
+    usual = signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    with _handled_by(_Raise(), [signal.SIGINT] if usual else []):
+        yield
+
+
+class _Take(OwnHandler):
     """Takes the first signal as a wish; one that comes much later ends the process where ``ends``."""
 
+    is_wish = True
+
     def __init__(self, stop: StopRequest, ends: bool) -> None:
-        self._stop, self._ends = stop, ends
+        super().__init__()
+        self._stop, self.ends = stop, ends
         self._first: float | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
+        self.called = now = time.monotonic()
         if self._first is None:
-            self._first = now
+            self._first, self.is_wish = now, False
             # The wish may have come another way before, for the same reason.
             if not self._stop.by:
                 self._stop.by, self._stop.direct = signal.Signals(number).name, True
-        elif self._ends and now - self._first >= _ONE_S:
+        elif self.ends and self.is_later(now, self._first):
             raise EndedBySignal(number)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from kway.errors import KwayError, UsageError
 from kway.launch.address import check_interface, check_name, loopback_interface, wait_for_listener
 from kway.launch.built import usable_backend
+from kway.launch.in_time import ends_in_time
 from kway.launch.init_method import ENV
-from kway.launch.meeting import meet
+from kway.launch.meeting import answered, meet
 from kway.launch.status import watched
 from kway.launch.torchrun import meeting_point
 from kway.world import World
@@ -49,17 +50,18 @@ def join(world: World, timeout: timedelta = timedelta(seconds=60), patient: bool
         _check_backend(world)
         return
     check_interface(os.environ, world.backend)
-    store, one_machine = _store(world, timeout)
-    if one_machine:
-        _use_loopback()
-    dist.init_process_group(
-        usable_backend(world.device),
-        store=store,
-        rank=world.rank,
-        world_size=world.size,
-        timeout=_FOR_EVER if patient or watched() else None,
-        device_id=torch.device(world.device) if world.backend == "nccl" else None,
-    )
+    with ends_in_time(world):
+        store, one_machine = _store(world, timeout)
+        if one_machine:
+            _use_loopback()
+        dist.init_process_group(
+            usable_backend(world.device),
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=_FOR_EVER if patient or watched() else None,
+            device_id=torch.device(world.device) if world.backend == "nccl" else None,
+        )
     atexit.register(_leave)
 
 
@@ -105,15 +107,14 @@ def _store(world: World, timeout: timedelta) -> tuple[Any, bool]:
 def _env_store(world: World, timeout: timedelta) -> Any:
     from torch.distributed.rendezvous import rendezvous
 
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    address, seconds = f"{host}:{port}", timeout.total_seconds()
     try:
         if world.rank:
             # Found out here, and not by torch's own client: that one says so with pages of frames.
-            wait_for_listener(
-                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds()
-            )
-        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
-        return store
+            wait_for_listener(host, int(port), seconds)
+        found = rendezvous("env://", world.rank, world.size, timeout=timeout)
+        return answered(host, port, seconds, lambda: next(found)[0])
     except (RuntimeError, OSError, ValueError) as error:
         raise KwayError(
             f"rank {world.rank} of {world.size} found no meeting point at {address}",

@@ -10,21 +10,27 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kway.errors import KwayError, UsageError
 from kway.launch.address import LOOPBACK, addresses_of_interfaces, wait_for_listener
 from kway.launch.init_method import SIGN, InitMethod, check_file
+from kway.launch.limit import OutOfTimeError, within
 from kway.units import counted
 from kway.world import World
 
+T = TypeVar("T")
+
 _LOOK_S = 0.05
 _TRY_S = 2.0
+# By how much longer than torch's own limit kway's is, where there is one.
+_SLACK_S = 2.0
 # An address of no machine (RFC 5737): to name it sends nothing, and shows which address this machine would send from.
 _ELSEWHERE = ("192.0.2.1", 9)
 
@@ -108,7 +114,7 @@ def _found(method: InitMethod, deadline: float, timeout: timedelta) -> Any:
     if method.path is None:
         # Looked for here, and not by torch's own client: that one says so with pages of frames.
         wait_for_listener(method.host, method.port, deadline - time.monotonic())
-        return _store(method.host, method.port, timeout)
+        return client(method.host, method.port, timeout, deadline - time.monotonic())
     last: Exception | None = None
     while time.monotonic() < deadline:
         said = _read(method)
@@ -132,7 +138,7 @@ def _known(said: dict[str, Any], timeout: timedelta) -> Any:
     for host in hosts:
         try:
             wait_for_listener(host, said["port"], _TRY_S)
-            store = _store(host, said["port"], timedelta(seconds=_TRY_S))
+            store = client(host, said["port"], timedelta(seconds=_TRY_S), _TRY_S)
             if store.check(["word"]) and store.get("word") == said["word"].encode():
                 store.set_timeout(timeout)
                 return store
@@ -158,7 +164,7 @@ def _all_there(store: Any, method: InitMethod, world: World, deadline: float) ->
     for rank in range(world.size):
         left = deadline - time.monotonic()
         try:
-            store.wait([f"rank/{rank}"], timedelta(seconds=max(left, _LOOK_S)))
+            _wait(store, f"rank/{rank}", left)
         except RuntimeError:
             missing = [each for each in range(world.size) if not store.check([f"rank/{each}"])]
             if not missing:
@@ -180,8 +186,33 @@ def _all_there(store: Any, method: InitMethod, world: World, deadline: float) ->
     # Nobody leaves while somebody still looks: rank 0 may be through with all of its work soon.
     if store.add("seen", 1) == world.size:
         store.set("all seen", "")
-    store.wait(["all seen"], timedelta(seconds=max(deadline - time.monotonic(), _LOOK_S)))
+    _wait(store, "all seen", deadline - time.monotonic())
     return len(machines) == 1
+
+
+def client(host: str, port: int, timeout: timedelta, seconds: float) -> Any:
+    """Return a way to the store at an address where somebody listens. ``timeout``: of what is asked of it later.
+
+    Raises ``OSError`` where it does not answer in ``seconds``: torch's own client would wait for ever.
+    """
+    return answered(host, port, seconds, lambda: _store(host, port, timeout))
+
+
+def answered(host: str, port: int | str, seconds: float, ask: Callable[[], T]) -> T:
+    """Return what ``ask`` does, which talks to a store. Raises ``OSError`` where nothing comes back in ``seconds``."""
+    try:
+        return within(max(seconds, _LOOK_S) + _SLACK_S, ask)
+    except OutOfTimeError:
+        raise OSError(f"what listens at {host}:{port} does not answer as rank 0 does") from None
+
+
+def _wait(store: Any, key: str, seconds: float) -> None:
+    """Wait until ``key`` is there. Raises ``RuntimeError`` after ``seconds``. Signals are heard meanwhile."""
+    limit = max(seconds, _LOOK_S)
+    try:
+        within(limit + _TRY_S, lambda: store.wait([key], timedelta(seconds=limit)))
+    except OutOfTimeError:
+        raise OSError("the store that rank 0 serves does not answer any more") from None
 
 
 def _store(host: str, port: int, timeout: timedelta, descriptor: int | None = None) -> Any:

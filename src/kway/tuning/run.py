@@ -17,12 +17,13 @@ from kway.data.order import KeyedOrder
 from kway.data.parts import Parts
 from kway.data.streams import StreamOrder
 from kway.devices.compilers import missing
-from kway.errors import line_of
+from kway.errors import UsageError, line_of
 from kway.job import Job
 from kway.launch.status import Status
 from kway.records import Plan
 from kway.strategies.micro_batches import why_whole
 from kway.training.on_a_copy import copied
+from kway.training.own_data import on_own_data
 from kway.training.parts import training_parts
 from kway.training.wish import Wish
 from kway.tuning.kept import facts, keep, recall
@@ -107,13 +108,14 @@ def tune(
             )
         if wish.seconds is None and steps < LEAST_STEPS:
             return Tuned({}, "left", f"a run of fewer than {LEAST_STEPS:,} steps does not repay it")
-        whys = group.objects(_not_copied(model, job))
+        apart, why = _on_own_data(job, world)
+        whys = group.objects(why or _not_copied(model, job))
         if any(whys):
             return Tuned({}, "left", next(filter(None, whys)))
         say("measuring which way to run the steps is fastest")
         compared = COMPARED[torch.device(world.device).type]
         with meeting(group) as met:
-            trials = Trials(own, group, met, job, plan, model, status, compared)
+            trials = Trials(own, group, met, apart, plan, model, status, compared)
 
             def enough(step_s: float, rest_s: float) -> bool:
                 return rest_s < _seconds(wish, steps, step_s) and not any(group.objects(bool(stop.by)))
@@ -159,6 +161,14 @@ def _not_repeatable(parts: Parts) -> str:
     if parts.order.samples < parts.order.batch_size:
         return "there is no whole batch to measure with"
     return ""
+
+
+def _on_own_data(job: Job, world: World) -> tuple[Job, str]:
+    """Return the job of trials, whose samples are those of a copy, and why there is none, or ``""``."""
+    try:
+        return on_own_data(job, world.local_size), ""
+    except UsageError as error:
+        return job, error.got
 
 
 def _not_copied(model: nn.Module, job: Job) -> str:
