@@ -126,6 +126,7 @@ def job_of(args: argparse.Namespace) -> kway.Job:
         precision=args.precision,
         metrics={"accuracy": kway.accuracy},
         seed=args.seed,
+        clip=args.clip,
         ema=args.ema,
         name=args.model,
     )
@@ -187,7 +188,8 @@ def settings(words: list[str] | None = None) -> argparse.Namespace:
     add("--shards", type=int, default=8, help="micro-shards of a batch at level bits")
     # 60,000 images are 125 such batches: a smaller last one would be compiled and recorded by itself.
     add("--batch-size", type=int, default=480, help="of all devices together")
-    add("--lr", type=float, default=0.4, help="largest learning rate")
+    add("--lr", type=float, default=0.2, help="largest learning rate")
+    add("--clip", type=float, help="largest norm of a step's gradients")
     add("--warm-up", type=float, default=0.2, help="part of all steps in which the rate rises")
     add("--decay", type=float, default=5e-4, help="weight decay")
     add("--smoothing", type=float, default=0.1, help="label smoothing")

@@ -24,11 +24,13 @@ from torch import nn
 
 import kway
 from kway.comm.group import Group
+from kway.comm.meeting import meeting
 from kway.jobs.place import place, with_threads
 from kway.launch.status import Status
 from kway.step.build import build
 from kway.step.kinds import KINDS
 from kway.training.surroundings import gpu_name, machine, versions
+from kway.tuning.run import COMPARED
 from kway.tuning.search import Reading
 from kway.tuning.trial import Trials
 from kway.world import World
@@ -37,7 +39,7 @@ from kway.zoo import get
 WITHIN, LATE, ROUNDS = 1.05, 1.1, 5
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Measure, print the table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=["lenet", "resnet18", "gpt-1m"])
@@ -46,7 +48,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=20_000, help="drawn samples to step over")
     parser.add_argument("--out", type=Path, required=True, help="the result, as JSON")
     parser.add_argument("--smoke", action="store_true", help="tiny: does it run at all")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         result = measured(options)
@@ -67,11 +69,10 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     where = place(1, exactness="loose")
     world = World(device=where.plan.device_set[0], threads=where.threads)
-    with with_threads(where.threads):
-        trials = Trials(
-            world, Group(0, 1), job, where.plan, build(job), Status(), 6 if torch.cuda.is_available() else 2
-        )
-        trials.prepare(lambda _: True)
+    with with_threads(where.threads), meeting(Group(0, 1)) as met:
+        compared = COMPARED[torch.device(world.device).type]
+        trials = Trials(world, Group(0, 1), met, job, where.plan, build(job), Status(), compared)
+        trials.prepare(lambda step_s, rest_s: True)
         rows = []
         for choice in grid(torch.device(world.device).type, options.model, options.smoke):
             reading = trials.measure(choice)
