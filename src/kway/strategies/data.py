@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from kway.comm.buckets import usual_bytes
+from kway.comm.buckets import BUCKET_BYTES, usual_bytes
 from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
 from kway.cost.estimate import Estimate
@@ -77,13 +77,16 @@ class Data(Axis):
     def price(self, estimate: Estimate, size: int, devices: Sequence[str]) -> None:
         """Add the sums of gradients, in buckets, and what the level gathers: see ``add_gradient_sums``.
 
-        What is compiled as one piece hands over all gradients at its end, and is cut into pieces on GPUs alone: see
-        ``kway.step.pieces``.
+        What is compiled as one piece hands over all gradients at its end, and is cut into pieces on GPUs alone, below
+        bits: see ``kway.step.pieces`` and the engine.
         """
-        kind = KINDS[estimate.step_kind]
-        cuts = kind.compiles and not estimate.on_cpu
+        compiles, level = KINDS[estimate.step_kind].compiles, estimate.workload.level
+        cuts = compiles and not estimate.on_cpu and level != "bits"
         bucket = usual_bytes(int(estimate.workload.parameters["gradient_bytes"]), cuts)
-        add_gradient_sums(estimate, size, bucket, hides=cuts or not kind.compiles)
+        # Steps are counted in kind eager, whose buckets do not grow with the model.
+        add_gradient_sums(
+            estimate, size, bucket, hides=cuts or not compiles, as_counted=bucket == BUCKET_BYTES
+        )
 
 
 class Gradients:
