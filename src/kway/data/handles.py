@@ -65,8 +65,7 @@ def _opened_anew(file: io.IOBase) -> io.IOBase:
     Not of one that is written to, and of none that makes its bytes itself, as those of archives do.
     """
     if isinstance(file, io.TextIOWrapper):
-        below = _opened_anew(file.buffer)
-        assert isinstance(below, io.BufferedReader)
+        below: Any = _opened_anew(file.buffer)
         text = io.TextIOWrapper(below, file.encoding, file.errors, line_buffering=file.line_buffering)
         text.seek(file.tell())
         return text
