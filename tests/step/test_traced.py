@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import kway
-from kway.comm.group import Group
 from kway.comm.operation import GatherOperation
 from kway.devices.compilers import missing
 from kway.step import compiled
@@ -156,17 +155,3 @@ def test_a_rank_whose_loss_is_a_constant_takes_part_in_backward(ranks):
         assert gathered == [*NAMES, *reversed(NAMES)] * 2
         for name, value in found[0][0].items():
             assert torch.equal(state[name], value)
-
-
-def test_two_operations_have_names_of_their_own_and_give_them_back():
-    def name_of(operation):
-        return operation.gather.name()
-
-    first, second = (GatherOperation(Group(0, 2)) for _ in range(2))
-    names = [name_of(first), name_of(second)]
-    assert len({*names}) == 2
-    first.close()
-    third = GatherOperation(Group(0, 2))
-    assert name_of(third) == names[0]
-    second.close()
-    third.close()
