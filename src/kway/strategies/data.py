@@ -19,6 +19,7 @@ from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
 from kway.step.kinds import KINDS
+from kway.step.numbers import length
 from kway.step.open_jobs import OpenJob
 from kway.strategies.base import Axis, Part
 from kway.strategies.replicas import check_replicas, compare_shapes, rounds_as
@@ -63,7 +64,7 @@ class Data(Axis):
         check_trained(part.model, group)
         if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
-        gradients = Gradients(part.model, group, scalars=4 * part.shares + 1, limit=part.bucket_bytes)
+        gradients = Gradients(part.model, group, scalars=length(part.shares), limit=part.bucket_bytes)
         part.reducer = gradients
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
