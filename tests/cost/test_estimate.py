@@ -128,6 +128,26 @@ def test_buckets_that_were_counted_come_before_those_that_are_reckoned():
     assert on(2, known=known, measured=reduce_in(1e-3)).terms["all-reduce"] > 3e-3
 
 
+def compiled_on_gpus(**more):
+    known = large(**more)
+    for entry in [*known.timings, *known.fits]:
+        entry["step_kind"] = "compiled"
+    line = {1024: 1e-5, BUCKET_BYTES: 1e-4, 2 * BUCKET_BYTES: 1e-3}
+    sums = [*timed(line, backend="nccl"), *timed(line, "ordered tree reduction", backend="nccl")]
+    measured = measurements(*sums, *copies(1e9))
+    return priced({"data": 2}, ["cuda:0", "cuda:1"], "compiled", known, measured, threads=1).terms
+
+
+def test_buckets_at_which_code_is_cut_grow_with_the_model():
+    # Of 100 MiB two of 50. Those of a profile were counted where nothing is cut.
+    for terms in (compiled_on_gpus(), compiled_on_gpus(buckets=[BUCKET_BYTES] * 4)):
+        assert terms["all-reduce"] == pytest.approx(1e-3)
+
+
+def test_at_bits_code_is_not_cut_and_hides_nothing():
+    assert compiled_on_gpus(level="bits")["ordered tree reduction"] == pytest.approx(4e-4)
+
+
 def test_level_bits_sums_in_one_order():
     seen = on(2, known=large(level="bits"), measured=reduce_in(1e-6)).terms
     assert seen["ordered tree reduction"] == pytest.approx(1e-6)

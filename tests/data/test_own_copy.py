@@ -178,6 +178,7 @@ def test_data_that_hold_something_open_are_copied_but_for_that(kind, wrapped, li
     assert (own.asked, made.asked) == (0, 2)
     if kind in ("bytes", "raw", "text"):
         assert handle.tell() == 0
+        assert made.handle.name == handle.name
     assert [own[place] for place in (2, 0)] == ["row 2", "row 0"]
     made = None
     assert own[1] == "row 1"
@@ -193,7 +194,8 @@ def test_a_file_that_is_read_from_where_it_stands_is_so_on_the_copy(lines):
 
     own = Lines()
     own.file.readline()
-    lines.unlink()
+    lines.rename(lines.with_suffix(".moved"))
+    lines.write_text("another\n" * 4)
     assert [*own_copy(own)] == ["row 1\n", "row 2\n", "row 3\n"]
     assert own.file.readline() == "row 1\n"
 

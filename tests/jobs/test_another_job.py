@@ -18,6 +18,12 @@ class Frozen(Net):
         self.first.weight.requires_grad_(False)
 
 
+class Wide(Net):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(16, 4)
+
+
 def job(**more):
     draw = torch.Generator().manual_seed(5)
     x, y = torch.rand(48, 12, generator=draw), torch.randint(3, (48,), generator=draw)
@@ -54,6 +60,10 @@ def begun(tmp_path_factory):
                 "another job: weights: missing bias, weight; not in the model first.",
                 "; optimizer: lr 0.01, now 0.02: going",
             ],
+        ),
+        (
+            {"seed": 3, "model": Wide},
+            ["seed 0, now 3; weights: 'last.weight' has shape (3, 16) (the model has (4, 16)): going"],
         ),
         ({"seed": 3, "optimizer": lambda named: 1 / 0}, ["another job: seed 0, now 3: going"]),
     ],

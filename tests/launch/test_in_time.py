@@ -4,11 +4,13 @@ import contextlib
 import functools
 import hashlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +196,19 @@ def test_one_that_is_not_heard_ends_the_process(exits, capfd):
         deaf(signal.SIGINT)
     assert exits == [130]
     assert "kway: interrupted: rank 1 of 2 was inside a call that did not return\n" in capfd.readouterr().err
+
+
+def test_it_is_heard_beside_a_thousand_open_files(exits):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as undo:
+        if limits[0] < 1_200:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1_200, limits[1]))
+            undo.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1_050):
+            undo.enter_context(Path(os.devnull).open())
+        with pytest.raises(KeyboardInterrupt), ends_in_time(World(size=2)):
+            deaf(signal.SIGINT)
+    assert exits == [130]
 
 
 def test_a_wish_has_time_and_a_second_one_ends_at_once(exits, monkeypatch):

@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import kway
-from kway.comm.group import Group
 from kway.comm.operation import GatherOperation
 from kway.devices.compilers import missing
 from kway.step import compiled
@@ -147,26 +146,14 @@ def test_a_model_in_parts_computes_what_one_device_does(ranks, model):
     check(ranks.run(trained, model, {}), of_one_device(model, {}))
 
 
+# Each rank compiles kernels, which takes long where others have the processors.
+@pytest.mark.timeout(300)
 def test_a_rank_whose_loss_is_a_constant_takes_part_in_backward(ranks):
     # Sorted, so that the first rank's share has the first class alone.
     order = torch.argsort(Y[:8], stable=True)
     more = {"data": (X[order], Y[order]), "loss": Half(), "shuffle": False}
-    found = ranks.run(trained, Net, more, True, limit=120)
+    found = ranks.run(trained, Net, more, True, limit=240)
     for state, gathered in found:
         assert gathered == [*NAMES, *reversed(NAMES)] * 2
         for name, value in found[0][0].items():
             assert torch.equal(state[name], value)
-
-
-def test_two_operations_have_names_of_their_own_and_give_them_back():
-    def name_of(operation):
-        return operation.gather.name()
-
-    first, second = (GatherOperation(Group(0, 2)) for _ in range(2))
-    names = [name_of(first), name_of(second)]
-    assert len({*names}) == 2
-    first.close()
-    third = GatherOperation(Group(0, 2))
-    assert name_of(third) == names[0]
-    second.close()
-    third.close()

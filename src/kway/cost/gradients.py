@@ -23,25 +23,27 @@ ONE_BY_ONE = "replicas one after the other (threads)"
 BITS = "bits"
 
 
-def add_gradient_sums(estimate: Estimate, ranks: int, bucket_bytes: float, hides: bool) -> None:
+def add_gradient_sums(
+    estimate: Estimate, ranks: int, bucket_bytes: float, hides: bool, as_counted: bool = True
+) -> None:
     """Add what ``ranks`` processes send each other in a step of data parallelism.
 
     The buckets that they hold lie among their gradients already: see ``kway.cost.memory.gradients_at_peak``.
 
-    Gradients are summed in buckets of ``bucket_bytes``, each by an all-reduce (an ordered tree reduction at level
-    bits); where a step ``hides`` them, all but the last go on beside backward: see ``exposed_s``. A step whose forward
-    or backward pass has collectives of its own hides nothing: what is sent ahead would come between them
-    (``kway.step.share``). Those come on top, each as often as it is called, and none of them is hidden, since what
-    follows needs the result. Raises ``NotMeasuredError``.
+    Gradients are summed in buckets of ``bucket_bytes``, or in those that a profile counted where they are as large
+    (``as_counted``), each by an all-reduce (an ordered tree reduction at level bits); where a step ``hides`` them, all
+    but the last go on beside backward: see ``exposed_s``. A step whose forward or backward pass has collectives of its
+    own hides nothing: what is sent ahead would come between them (``kway.step.share``). Those come on top, each as
+    often as it is called, and none of them is hidden, since what follows needs the result. Raises
+    ``NotMeasuredError``.
     """
     if ranks < 2:
         return
     workload = estimate.workload
     ordered = workload.level == BITS
     size = workload.parameters["gradient_bytes"]
-    buckets = (
-        cut(size, bucket_bytes, workload.layers) if ordered or not workload.buckets else workload.buckets
-    )
+    counted = workload.buckets if as_counted and not ordered else []
+    buckets = counted or cut(size, bucket_bytes, workload.layers)
     for each in workload.collectives:
         # Sizes are those of the larger buffer: what all give, where each gets all of it.
         scale = ranks if each["what"] == ALL_GATHER else 1

@@ -65,22 +65,28 @@ def _opened_anew(file: io.IOBase) -> io.IOBase:
     Not of one that is written to, and of none that makes its bytes itself, as those of archives do.
     """
     if isinstance(file, io.TextIOWrapper):
-        below = _opened_anew(file.buffer)
-        assert isinstance(below, io.BufferedReader)
+        below: Any = _opened_anew(file.buffer)
         text = io.TextIOWrapper(below, file.encoding, file.errors, line_buffering=file.line_buffering)
         text.seek(file.tell())
         return text
     if type(file) not in (io.BufferedReader, io.FileIO) or file.writable():
         raise ValueError(f"a {type(file).__name__} is not opened anew")
     descriptor = file.fileno()
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    known = os.fstat(descriptor)
+    if not stat.S_ISREG(known.st_mode):
         raise ValueError("no file of the disk")
-    # By its descriptor, which also leads to one that was renamed or removed.
-    place = Path(f"/proc/self/fd/{descriptor}")
-    path = place if place.exists() else Path(str(file.name))  # type: ignore[attr-defined]
+    path = Path(str(file.name))  # type: ignore[attr-defined]
+    if not _leads_to(path, known):
+        # It was renamed or removed. The data may use its name, so that this is only the second way.
+        path = Path(f"/proc/self/fd/{descriptor}")
+        if not _leads_to(path, known):
+            raise ValueError(f"{file.name} is another file by now")  # type: ignore[attr-defined]
     new = path.open("rb", buffering=0) if isinstance(file, io.FileIO) else path.open("rb")
-    if not os.path.samestat(os.fstat(new.fileno()), os.fstat(descriptor)):
-        new.close()
-        raise ValueError(f"{path} is another file by now")
     new.seek(file.tell())
     return new
+
+
+def _leads_to(path: Path, known: os.stat_result) -> bool:
+    with suppress(OSError, ValueError):
+        return os.path.samestat(path.stat(), known)
+    return False

@@ -14,7 +14,7 @@ from kway.checkpoints.reading import Checkpoint, check_step, newest, open_checkp
 from kway.errors import UsageError
 from kway.job import Job, check_path
 from kway.records import Plan
-from kway.step.build import check_names, make_optimizer, make_schedule
+from kway.step.build import check_names, make_optimizer, make_schedule, misfit
 from kway.step.kinds import check_kind
 from kway.step.made import unmade
 from kway.step.settings import Settings, check_settings
@@ -119,24 +119,21 @@ def _check_job(
     checkpoint: Checkpoint, facts: Mapping[str, Any], model: nn.Module, optimizer: Callable[[], Began]
 ) -> None:
     """Raise ``UsageError`` where a checkpoint is of another job: with all that differs, so that it is told once."""
-    differ, unfit = differing(checkpoint, facts), None
+    differ = differing(checkpoint, facts)
     weights = unmade(checkpoint.weights(), made_in(checkpoint), model)
-    try:
-        check_names(model, weights, f"of checkpoint {checkpoint.path}")
-    except UsageError as error:
-        unfit = error
+    unfit = misfit(model, weights)
     if not differ and unfit is None:
         return
     options: list[str] = []
     # What keeps an optimizer from being made is no part of what differs, and is told when the rest is right.
     with suppress(Exception):
-        options = differing_options(checkpoint, optimizer())
+        # Which parameters there are is said of the weights, where these do not fit.
+        options = differing_options(checkpoint, optimizer(), names=unfit is None)
     if unfit is not None:
-        # Which parameters there are is said of the weights.
-        options = [text for text in options if not text.startswith("names ")]
         if not differ and not options:
-            raise unfit
-        differ.append(unfit.got.replace(f" of checkpoint {checkpoint.path}", ""))
+            check_names(model, weights, f"of checkpoint {checkpoint.path}")
+        got, need, _ = unfit
+        differ.append(f"weights: {got} ({need})")
     differ += [f"optimizer: {'; '.join(options)}"] if options else []
     raise UsageError(
         f"checkpoint {checkpoint.path} is of another job: {'; '.join(differ)}",

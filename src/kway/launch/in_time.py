@@ -9,7 +9,7 @@ import atexit
 import contextlib
 import ctypes
 import os
-import select
+import selectors
 import signal
 import socket
 import struct
@@ -85,14 +85,18 @@ class _Watch:
             each.close()
 
     def _run(self) -> None:
-        while True:
-            pause = None if self._since is None else _LOOK_S
-            ready = select.select([self._reader, self._closer], [], [], pause)[0]
-            for number in self._arrived() if self._reader in ready else b"":
-                self._take(number)
-            if self._closer in ready:
-                return
-            self._look()
+        # Not ``select``: a process may have more files open than that knows numbers.
+        with selectors.DefaultSelector() as selector:
+            for each in (self._reader, self._closer):
+                selector.register(each, selectors.EVENT_READ)
+            while True:
+                found = selector.select(None if self._since is None else _LOOK_S)
+                ready = [key.fileobj for key, _ in found]
+                for number in self._arrived() if self._reader in ready else b"":
+                    self._take(number)
+                if self._closer in ready:
+                    return
+                self._look()
 
     def _arrived(self) -> bytes:
         """Return the numbers of the signals that this process itself got."""

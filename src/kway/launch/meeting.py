@@ -114,7 +114,7 @@ def _found(method: InitMethod, deadline: float, timeout: timedelta) -> Any:
     if method.path is None:
         # Looked for here, and not by torch's own client: that one says so with pages of frames.
         wait_for_listener(method.host, method.port, deadline - time.monotonic())
-        return client(method.host, method.port, timeout, deadline - time.monotonic())
+        return _client(method.host, method.port, timeout, deadline - time.monotonic())
     last: Exception | None = None
     while time.monotonic() < deadline:
         said = _read(method)
@@ -138,7 +138,7 @@ def _known(said: dict[str, Any], timeout: timedelta) -> Any:
     for host in hosts:
         try:
             wait_for_listener(host, said["port"], _TRY_S)
-            store = client(host, said["port"], timedelta(seconds=_TRY_S), _TRY_S)
+            store = _client(host, said["port"], timedelta(seconds=_TRY_S), _TRY_S)
             if store.check(["word"]) and store.get("word") == said["word"].encode():
                 store.set_timeout(timeout)
                 return store
@@ -190,16 +190,19 @@ def _all_there(store: Any, method: InitMethod, world: World, deadline: float) ->
     return len(machines) == 1
 
 
-def client(host: str, port: int, timeout: timedelta, seconds: float) -> Any:
+def _client(host: str, port: int, timeout: timedelta, seconds: float) -> Any:
     """Return a way to the store at an address where somebody listens. ``timeout``: of what is asked of it later.
 
-    Raises ``OSError`` where it does not answer in ``seconds``: torch's own client would wait for ever.
+    Raises ``OSError`` where it does not answer in about ``seconds``: torch's own client would wait for ever.
     """
     return answered(host, port, seconds, lambda: _store(host, port, timeout))
 
 
 def answered(host: str, port: int | str, seconds: float, ask: Callable[[], T]) -> T:
-    """Return what ``ask`` does, which talks to a store. Raises ``OSError`` where nothing comes back in ``seconds``."""
+    """Return what ``ask`` does, which talks to a store and has a limit of ``seconds`` itself, if it has one.
+
+    Raises ``OSError`` where nothing comes back until a little later.
+    """
     try:
         return within(max(seconds, _LOOK_S) + _SLACK_S, ask)
     except OutOfTimeError:
@@ -207,10 +210,13 @@ def answered(host: str, port: int | str, seconds: float, ask: Callable[[], T]) -
 
 
 def _wait(store: Any, key: str, seconds: float) -> None:
-    """Wait until ``key`` is there. Raises ``RuntimeError`` after ``seconds``. Signals are heard meanwhile."""
+    """Wait until ``key`` is there. Signals are heard meanwhile.
+
+    Raises ``RuntimeError`` after ``seconds``, and ``OSError`` where the store does not even say so.
+    """
     limit = max(seconds, _LOOK_S)
     try:
-        within(limit + _TRY_S, lambda: store.wait([key], timedelta(seconds=limit)))
+        within(limit + _SLACK_S, lambda: store.wait([key], timedelta(seconds=limit)))
     except OutOfTimeError:
         raise OSError("the store that rank 0 serves does not answer any more") from None
 

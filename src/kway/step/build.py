@@ -229,11 +229,19 @@ def load_tensors(model: nn.Module, state: Mapping[str, torch.Tensor], source: ob
 
 def check_names(model: nn.Module, state: dict[str, torch.Tensor], source: object) -> None:
     """Raise ``UsageError`` where names or shapes of ``state`` are not those of ``model``."""
+    unfit = misfit(model, state)
+    if unfit is not None:
+        got, need, do = unfit
+        raise UsageError(f"weights {source}: {got}", need, do)
+
+
+def misfit(model: nn.Module, state: dict[str, torch.Tensor]) -> tuple[str, str, str] | None:
+    """Say where names or shapes of ``state`` are not those of ``model``: what is there, is needed and is to be done."""
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing or extra:
-        raise UsageError(
-            f"weights {source}: missing {_few(missing)}; not in the model {_few(extra)}",
+        return (
+            f"missing {_few(missing)}; not in the model {_few(extra)}",
             f"they must have the model's {len(own)} names",
             "use the weights of this model, or the model that they are of"
             + (
@@ -244,11 +252,12 @@ def check_names(model: nn.Module, state: dict[str, torch.Tensor], source: object
         )
     for name, value in own.items():
         if value.shape != state[name].shape:
-            raise UsageError(
-                f"weights {source}: {name!r} has shape {tuple(state[name].shape)}",
+            return (
+                f"{name!r} has shape {tuple(state[name].shape)}",
                 f"the model has {tuple(value.shape)}",
                 "build the model with the sizes that the weights were trained with",
             )
+    return None
 
 
 def _few(names: list[str]) -> str:

@@ -17,7 +17,7 @@ ROWS = 4
 LOSSES, WEIGHTS, CALLS, WISHES = range(ROWS)
 
 
-def size(places: int, beside: int = 1) -> int:
+def length(places: int, beside: int = 1) -> int:
     """Return the length of the vector of so many places, with so many numbers after the rows."""
     return ROWS * places + beside
 
@@ -29,14 +29,14 @@ def rows(numbers: Tensor, places: int) -> Tensor:
 
 def alone(sums: Tensor, place: int = 0, ranks: int = 1) -> Tensor:
     """Return the vector of the rank at ``place`` with its sums (loss and weight, shape (2,)), and nothing told."""
-    numbers = sums.new_zeros(size(ranks))
+    numbers = sums.new_zeros(length(ranks))
     rows(numbers, ranks)[:CALLS, place].copy_(sums)
     return numbers
 
 
 def written(sums: Tensor, told: Tensor, place: int, ranks: int) -> Tensor:
     """Return the vector of the rank at ``place``. ``told``: fingerprint and wish, shape (2,)."""
-    numbers = sums.new_zeros(size(ranks))
+    numbers = sums.new_zeros(length(ranks))
     rows(numbers, ranks)[:, place].copy_(torch.cat([sums, told.to(sums.dtype)]))
     return numbers
 
@@ -48,7 +48,7 @@ def told(
 
     The former as ``outcome.apart`` takes it apart: the batch's loss and weight, sums of losses, wishes, fingerprints.
 
-    ``parts``: what adds up to their sum, in float64, shape (parts, ``size(ranks)``). ``total``: samples of the global
+    ``parts``: what adds up to their sum, in float64, shape (parts, ``length(ranks)``). ``total``: samples of the global
     batch, shape (1,), in ``dtype``, by which gradients are scaled already; ``averaged``: whether they are divided by
     weights. ``tells``: whether fingerprints travelled; ``compares``: whether a step whose fingerprints differ becomes
     NaN.

@@ -17,7 +17,7 @@ from kway.job import Job
 from kway.step.core import StepCore
 from kway.step.gradients import sparse_parameters
 from kway.step.kept_buffers import SHARD, KeptBuffers
-from kway.step.numbers import CALLS, LOSSES, WEIGHTS, WISHES, rows, size
+from kway.step.numbers import CALLS, LOSSES, WEIGHTS, WISHES, length, rows
 from kway.step.outcome import Outcome
 from kway.step.pooled import ShardStatistics
 from kway.step.precision import wide
@@ -134,7 +134,7 @@ class ShardStep(StepCore):
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
         self._frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         tables = sparse_parameters(self.model)
-        self._flat = FlatGradients(parameters, size(self.shards, _BESIDE), tables, beside=self._frozen)
+        self._flat = FlatGradients(parameters, length(self.shards, _BESIDE), tables, beside=self._frozen)
         self._buckets = BucketedTree(self._flat, self._tree)
 
     def _check_frozen(self) -> None:
@@ -163,7 +163,7 @@ class ShardStep(StepCore):
             self.backward(total / share.total, output)
             self._check_frozen()
             self.kept.end_of_piece()
-            slots = torch.zeros(size(self.shards, _BESIDE), dtype=wide(total.dtype), device=self.device)
+            slots = torch.zeros(length(self.shards, _BESIDE), dtype=wide(total.dtype), device=self.device)
             places = rows(slots, self.shards)
             places[LOSSES, shard], places[WEIGHTS, shard] = total.detach(), weight
             if slots.dtype == torch.float64:
@@ -172,7 +172,7 @@ class ShardStep(StepCore):
             if tally is not None:
                 measure(self.job.metrics, output, target, samples, tally, shard)
         if slots is None:
-            slots = torch.zeros(size(self.shards, _BESIDE), device=self.device)
+            slots = torch.zeros(length(self.shards, _BESIDE), device=self.device)
         return slots, samples > 0
 
 

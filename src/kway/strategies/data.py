@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from kway.comm.buckets import usual_bytes
+from kway.comm.buckets import BUCKET_BYTES, usual_bytes
 from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
 from kway.cost.estimate import Estimate
@@ -19,6 +19,7 @@ from kway.job import Job
 from kway.step.batchnorm import global_statistics, layers
 from kway.step.gradients import sparse_parameters
 from kway.step.kinds import KINDS
+from kway.step.numbers import length
 from kway.step.open_jobs import OpenJob
 from kway.strategies.base import Axis, Part
 from kway.strategies.replicas import check_replicas, compare_shapes, rounds_as
@@ -63,7 +64,7 @@ class Data(Axis):
         check_trained(part.model, group)
         if part.global_statistics:
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
-        gradients = Gradients(part.model, group, scalars=4 * part.shares + 1, limit=part.bucket_bytes)
+        gradients = Gradients(part.model, group, scalars=length(part.shares), limit=part.bucket_bytes)
         part.reducer = gradients
         exact = (
             {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
@@ -77,13 +78,16 @@ class Data(Axis):
     def price(self, estimate: Estimate, size: int, devices: Sequence[str]) -> None:
         """Add the sums of gradients, in buckets, and what the level gathers: see ``add_gradient_sums``.
 
-        What is compiled as one piece hands over all gradients at its end, and is cut into pieces on GPUs alone: see
-        ``kway.step.pieces``.
+        What is compiled as one piece hands over all gradients at its end, and is cut into pieces on GPUs alone, below
+        bits: see ``kway.step.pieces`` and the engine.
         """
-        kind = KINDS[estimate.step_kind]
-        cuts = kind.compiles and not estimate.on_cpu
+        compiles, level = KINDS[estimate.step_kind].compiles, estimate.workload.level
+        cuts = compiles and not estimate.on_cpu and level != "bits"
         bucket = usual_bytes(int(estimate.workload.parameters["gradient_bytes"]), cuts)
-        add_gradient_sums(estimate, size, bucket, hides=cuts or not kind.compiles)
+        # Steps are counted in kind eager, whose buckets do not grow with the model.
+        add_gradient_sums(
+            estimate, size, bucket, hides=cuts or not compiles, as_counted=bucket == BUCKET_BYTES
+        )
 
 
 class Gradients:

@@ -28,10 +28,10 @@ def began(optimizer: torch.optim.Optimizer, model: nn.Module) -> Began:
     )
 
 
-def differing_options(checkpoint: Checkpoint, now: Began) -> list[str]:
+def differing_options(checkpoint: Checkpoint, now: Began, names: bool = True) -> list[str]:
     """List what differs between the optimizer that a checkpoint's run began with and the one at hand.
 
-    Of another class only what both know by a name is compared.
+    Of another class only what both know by a name is compared. ``names``: whether those of parameters are.
     """
     kind, then = checkpoint.part("optimizer")["kind"], checkpoint.part("options")
     differ = [] if kind == now.kind else [f"{kind}, now {now.kind}"]
@@ -39,7 +39,10 @@ def differing_options(checkpoint: Checkpoint, now: Began) -> list[str]:
         f"{name} {as_text(a.get(name))}, now {as_text(b.get(name))}"
         for a, b in zip(then, now.options, strict=False)
         for name in ({**a, **b} if kind == now.kind else [name for name in a if name in b])
-        if a.get(name) != b.get(name) and (name != "initial_lr" or a["lr"] == b["lr"])
+        if a.get(name) != b.get(name)
+        # What a schedule notes of the rate says no more than the rate.
+        and (name != "initial_lr" or a["lr"] == b["lr"])
+        and (names or name != "names")
     ]
     if len(then) != len(now.options):
         differ.append(f"{len(then)} groups of parameters, now {len(now.options)}")

@@ -34,16 +34,18 @@ class Position:
 RUN = "run"
 
 
-def snapshot(engine: Engine, position: Position, plan: Plan, facts: dict[str, Any], began: Began) -> Snapshot:
+def snapshot(
+    engine: Engine, position: Position, plan: Plan, facts: dict[str, Any], beginning: Began
+) -> Snapshot:
     """Return the state of a run as it lives in memory, but for that of the loop around the engine: the part ``RUN``.
 
-    ``began``: the optimizer, before the first step.
+    ``beginning``: how the optimizer was before the first step.
     """
     state = engine.model.state_dict(keep_vars=True)
     parts = {
         **engine.parts(state),
         "job": facts,
-        "options": began.options,
+        "options": beginning.options,
         "plan": {**plan.to_dict(), "devices": plan.devices},
         "within": engine.holds_within,
     }

@@ -100,7 +100,7 @@ def tune(
         steps = (parts.order.steps(0) or 0) * length[0]
         steps = steps if length[1] is None else min(steps, length[1])
         if wish.seconds is None and not isinstance(parts.dataset, InMemory):
-            # What a data set of the user's own keeps beside its samples would change with each that is read.
+            # Its copy takes memory, and what it reaches by a global name would change with each sample that is read.
             return Tuned(
                 {},
                 "left",
