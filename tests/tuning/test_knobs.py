@@ -30,14 +30,14 @@ def test_a_network_of_images_on_a_gpu_is_tried_whole_first_and_then_piece_by_pie
 
 
 def test_what_several_ranks_add_is_the_reduction():
-    one, two = (Subject("cuda", ranks=ranks, parameter_bytes=10**9) for ranks in (1, 2))
+    one, two = (Subject("cuda", ranks=ranks, gradient_bytes=10**9) for ranks in (1, 2))
     assert set(names(two)) - set(names(one)) == {"overlap", "buckets"}
-    small = Subject("cuda", ranks=2, parameter_bytes=10**6)
+    small = Subject("cuda", ranks=2, gradient_bytes=10**6)
     assert "buckets" not in names(small)
 
 
 def test_bits_try_nothing_that_depends_on_the_moment_or_on_the_number_of_ranks():
-    subject = Subject("cuda", ranks=2, level="bits", images=True, forms=("fused",), parameter_bytes=10**9)
+    subject = Subject("cuda", ranks=2, level="bits", images=True, forms=("fused",), gradient_bytes=10**9)
     assert not {"convolutions", "overlap", "buckets"} & {*names(subject)}
     assert "threads" not in names(Subject("cpu", threads=4, level="bits"))
 
@@ -76,7 +76,7 @@ def test_all_that_is_tried_can_be_chosen():
     for device in ("cpu", "cuda"):
         subject = Subject(
             device, 2, threads=4, allowed=("bf16",), images=True, attention=True, forms=("fused", "foreach"),
-            parameter_bytes=10**9, waits=1.0, workers=1, micro_batch=64, may_be_cut=True,
+            gradient_bytes=10**9, waits=1.0, workers=1, micro_batch=64, may_be_cut=True,
         )  # fmt: skip
         for change in changes(subject):
             check_choice(change)

@@ -34,7 +34,7 @@ class Subject:
     one that the user named, or ``None``; ``allowed``: precisions that may be chosen beside the job's own;
     ``compiler``: whether torch.compile can work here; ``images``: whether parameters have four dimensions;
     ``attention``: whether the model calls ``scaled_dot_product_attention``; ``forms``: how the optimizer can go over
-    its parameters; ``parameter_bytes``; ``waits``: the part of a step in which it waits for input; ``workers``: loader
+    its parameters; ``gradient_bytes``; ``waits``: the part of a step in which it waits for input; ``workers``: loader
     processes of a rank, ``None`` where the data is in memory; ``micro_batch``: the samples that a device computes at
     once, and whether they ``may_be_cut`` further; ``named``: what the user has chosen, and is left.
     """
@@ -50,7 +50,7 @@ class Subject:
     images: bool = False
     attention: bool = False
     forms: tuple[str, ...] = ()
-    parameter_bytes: int = 0
+    gradient_bytes: int = 0
     waits: float = 0.0
     workers: int | None = None
     micro_batch: int = 1
@@ -174,9 +174,9 @@ def _attention(subject: Subject) -> tuple[Choice, ...]:
 
 
 def _buckets(subject: Subject, cuts_code: bool) -> tuple[Choice, ...]:
-    if subject.ranks == 1 or subject.parameter_bytes < SEVERAL_BUCKETS or subject.level == "bits":
+    if subject.ranks == 1 or subject.gradient_bytes < SEVERAL_BUCKETS or subject.level == "bits":
         return ()
-    usual = usual_bytes(subject.parameter_bytes, cuts_code) / MIB
+    usual = usual_bytes(subject.gradient_bytes, cuts_code) / MIB
     return ({"bucket_mib": round(usual / 2.5)}, {"bucket_mib": round(usual * 4)})
 
 

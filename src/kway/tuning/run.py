@@ -219,7 +219,7 @@ def _subject(
         allowed=wish.allowed,
         compiler=missing(device) is None,
         images=any(parameter.dim() == 4 for parameter in parameters),
-        parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        gradient_bytes=sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
         workers=workers,
         micro_batch=min(share, job.micro_batch or share),
         may_be_cut=cut,
