@@ -170,3 +170,26 @@ def test_a_rank_whose_loss_is_a_constant_takes_part_in_backward(ranks):
         assert gathered == ["norm", "other", "other", "norm"] * 2
         for name, value in found[0][0].items():
             assert torch.equal(state[name], value)
+
+
+def apart(context, away):
+    """Return running means, and what is said, where the second rank's are off by a part ``away`` of them."""
+    said = []
+    with (
+        mock.patch.object(compiled, "sees_norms", return_value=True),
+        mock.patch.object(torch, "compile", traced_alone),
+        kway.parallel(job(Vectors), strategy="data", step_kind="compiled") as p,
+    ):
+        for batch in p.batches(0):
+            p.step(batch)
+        mean = p.model.norm.running_mean
+        mean *= 1 + away * context.world.rank
+        said = p.engine.equalise()
+        return mean.clone(), said
+
+
+@pytest.mark.parametrize(("away", "named"), [(1e-15, []), (1e-6, ["norm.running_mean"])])
+def test_running_statistics_that_were_rounded_otherwise_come_to_one_value(ranks, away, named):
+    (first, said), (second, _) = ranks.run(apart, away)
+    assert torch.equal(first, second)
+    assert said == named

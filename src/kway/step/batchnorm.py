@@ -95,12 +95,14 @@ class GlobalNorm:
     sees nothing. What this holds is no part of what the host keeps of a step (``kway.step.observe``).
     """
 
-    __slots__ = ("as_it_is", "group", "module", "name", "presence", "traced")
+    __slots__ = ("as_it_is", "group", "module", "name", "presence", "traced", "was_traced")
 
     def __init__(self, module: _BatchNorm, group: Group, presence: Presence, name: str) -> None:
         self.module, self.group, self.presence, self.name = module, group, presence, name
         self.as_it_is: Forward = self.computed
         self.traced: tuple[GatherOperation, Chain] | None = None
+        # From then on running statistics may be rounded otherwise than on a rank whose layer runs as it is.
+        self.was_traced = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for x of shape (N, C, ...)."""
@@ -141,7 +143,7 @@ def seen_by_compiler(model: nn.Module, device: torch.device) -> Iterator[set[nn.
                 undo.callback(norm.presence.begins.remove, chain.begin)
             undo.callback(setattr, norm, "traced", None)
             undo.callback(setattr, norm, "as_it_is", norm.as_it_is)
-            norm.traced, norm.as_it_is = made[norm.group], disable(norm.computed)
+            norm.traced, norm.was_traced, norm.as_it_is = made[norm.group], True, disable(norm.computed)
         yield {*found}
 
 

@@ -16,13 +16,16 @@ from kway.cost.gradients import add_gradient_sums
 from kway.errors import UsageError
 from kway.flat import flat
 from kway.job import Job
-from kway.step.batchnorm import global_statistics, layers
+from kway.step.batchnorm import global_norm_of, global_statistics, layers
 from kway.step.gradients import sparse_parameters
 from kway.step.kinds import KINDS
 from kway.step.numbers import length
 from kway.step.open_jobs import OpenJob
 from kway.strategies.base import Axis, Part
 from kway.strategies.replicas import check_replicas, compare_shapes, rounds_as
+
+# Of running statistics: each step's may differ by one, and they fade.
+_ROUNDINGS = 64
 
 
 class Data(Axis):
@@ -66,14 +69,11 @@ class Data(Axis):
             part.opened.enter_context(global_statistics(part.model, group, part.presence))
         gradients = Gradients(part.model, group, scalars=length(part.shares), limit=part.bucket_bytes)
         part.reducer = gradients
-        exact = (
-            {id(b) for _, m in layers(part.model) for b in m.buffers()} if part.level != "loose" else set()
-        )
         # Bits hold within one kind of device, the other levels within anything.
         alike = part.level == "bits" or len(set(group.objects(rounds_as(part.device)))) == 1
         notes = None if alike else part.notes
         part.checks.append(partial(check_replicas, part.model, group, part.device, notes))
-        part.equalise.append(partial(equalise_buffers, part.model, group, exact))
+        part.equalise.append(partial(equalise_buffers, part.model, group, part.level != "loose"))
 
     def price(self, estimate: Estimate, size: int, devices: Sequence[str]) -> None:
         """Add the sums of gradients, in buckets, and what the level gathers: see ``add_gradient_sums``.
@@ -204,13 +204,18 @@ def check_trained(model: nn.Module, group: Group) -> None:
 
 
 @torch.no_grad()
-def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[str]:
+def equalise_buffers(model: nn.Module, group: Group, one_batch: bool) -> list[str]:
     """Bring buffers that differ between ranks to one value; return their names.
 
-    Floating-point buffers get the mean over the ranks, others the first rank's value. Buffers whose ids are
-    in ``exact`` are equal by construction and are left alone. Ranks hold buffers of the same shapes: see
-    ``check_replicas``.
+    Floating-point buffers get the mean over the ranks, others the first rank's value. ``one_batch``: whether batch
+    normalisation sees the global batch. Its statistics are equal by construction then, and left alone; where compiled
+    code moves them on some ranks, and not on one without samples, they may differ by rounding, which is not worth a
+    name. Ranks hold buffers of the same shapes: see ``check_replicas``.
     """
+    norms = [module for _, module in layers(model)] if one_batch else []
+    seen = [module for module in norms if (norm := global_norm_of(module)) is not None and norm.was_traced]
+    rounded = {id(buffer) for module in seen for buffer in module.buffers()}
+    exact = {id(buffer) for module in norms for buffer in module.buffers()} - rounded
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in exact}
     changed = []
     for dtype in {buffer.dtype: None for buffer in buffers.values()}:
@@ -228,7 +233,11 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
         odd = [place for place, own in enumerate(differ) if bool(own.any())]
         if not odd:
             continue
-        changed += [names[place] for place in odd]
+        changed += [
+            names[place]
+            for place in odd
+            if id(buffers[names[place]]) not in rounded or not _rounded(torch.split(every, lengths, 1)[place])
+        ]
         # All at once here too; only those that differ are written, since a mean may round what is equal.
         values = every.double().mean(0).to(joined.dtype) if joined.is_floating_point() else every[0]
         parts = torch.split(values, lengths)
@@ -236,6 +245,14 @@ def equalise_buffers(model: nn.Module, group: Group, exact: set[int]) -> list[st
             [reals[place] for place in odd], [parts[place].view(reals[place].shape) for place in odd]
         )
     return [name for name in buffers if name in changed]
+
+
+def _rounded(rows: torch.Tensor) -> bool:
+    """Whether rows (ranks, n) of one buffer differ by no more than the rounding of a few operations."""
+    if not rows.is_floating_point():
+        return False
+    away = (rows.double() - rows[0].double()).abs().max()
+    return bool(away <= _ROUNDINGS * torch.finfo(rows.dtype).eps * rows.double().abs().max())
 
 
 AXIS = Data()
