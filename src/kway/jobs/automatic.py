@@ -182,10 +182,10 @@ def _announced(job: Job, say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def told(record: Planned) -> tuple[str, ...]:
-    """Say in two lines what was chosen, and why."""
+    """Say in two lines what was chosen, and why; then what there is to note of the plan."""
     row = record.best
     count = counted(len(record.candidates), "candidate")
     trusted = next((line.partition(" ")[2].strip() for line in trust(record) if "on average" in line), "")
     first = f"auto: {titled(row)} of {count}, {seconds_text(row['step_s'])} a step predicted"
     first += f", found out in {seconds_text(record.seconds)}" if record.seconds > SAID_S else ""
-    return first + (f" ({trusted})" if trusted else ""), f"why: {row['reason']}"
+    return first + (f" ({trusted})" if trusted else ""), f"why: {row['reason']}", *record.notices

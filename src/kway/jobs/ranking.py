@@ -8,7 +8,7 @@ from typing import Any
 from kway.jobs.asked import Asked
 from kway.jobs.known_costs import Known
 from kway.planned import Planned
-from kway.planning import history
+from kway.planning import doubts, history
 from kway.planning.candidates import Candidate
 from kway.planning.price import Room
 from kway.planning.priced import pricer
@@ -52,7 +52,7 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
         versions=versions(),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=time.perf_counter() - begun,
-        notices=list(known.notices),
+        notices=[*known.notices, *([] if estimate_only else doubts.impossible(order.rows, known.given))],
         estimate_only=estimate_only,
     )
 
