@@ -1,8 +1,9 @@
-"""A plan that rests on a busy moment says so as long as it rests on it."""
+"""A plan that rests on a busy moment says so as long as it rests on it, and a run that met one says so, too."""
 
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 import kway
 from kway.devices.simulated import simulated
 from kway.jobs import known_costs
+from kway.jobs.slowed import slowed
 from kway.report.plans import lines_of
 
 G = torch.Generator().manual_seed(0)
@@ -70,3 +72,59 @@ def test_an_impossible_speed_up_is_noted():
     assert record.best["devices"] == 2
     (note,) = record.notices
     assert "2 devices cannot be: the time of one device is probably of a busy moment" in note
+
+
+def ended(step_s, device_set=("cpu",), threads=2):
+    return SimpleNamespace(
+        measured_step_s=step_s, device_set=list(device_set), machine={"threads": threads} if threads else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("step_s", "others", "said"),
+    [
+        (80e-3, "2.0 of 2 processors", True),
+        (80e-3, "", False),
+        (2.2e-3, "2.0 of 2 processors", False),  # off by less than a third
+        (0.5e-3, "2.0 of 2 processors", False),  # faster than predicted: nobody slowed it
+        (None, "2.0 of 2 processors", False),
+    ],
+)
+def test_a_run_far_slower_than_predicted_names_who_else_is_at_work(monkeypatch, step_s, others, said):
+    looks = []
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: looks.append(usable) or others)
+    lines = slowed(ended(step_s), 1.8e-3)
+    assert len(lines) == said
+    # Nobody waits for a look where there is nothing to explain.
+    assert len(looks) == (step_s == 80e-3)
+    if said:
+        assert lines[0].startswith(
+            "steps took 80 ms, 1.8 ms were predicted: other programs keep 2.0 of 2 processors busy"
+        )
+
+
+@pytest.mark.parametrize(
+    ("run", "environ", "helps"),
+    [
+        (ended(1.0), {}, True),
+        (ended(1.0), {"OMP_WAIT_POLICY": "ACTIVE"}, True),
+        (ended(1.0), {"OMP_WAIT_POLICY": "PASSIVE"}, False),
+        (ended(1.0, threads=1), {}, False),
+        (ended(1.0, threads=None), {}, False),
+        (ended(1.0, ["cuda:0"]), {}, False),
+    ],
+)
+def test_threads_that_spin_are_told_to_sleep(monkeypatch, run, environ, helps):
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "2.0 of 2 processors")
+    (line,) = slowed(run, 0.1, environ)
+    assert ("OMP_WAIT_POLICY=passive" in line) == helps
+
+
+def test_the_note_is_in_the_record_of_a_run_that_was_planned(monkeypatch, tmp_path):
+    timed = workload((16, 32, 64), model="net", fixed_s=1e-6, per_sample_s=1e-9, threads=(1, 2))
+    record = kway.plan(job(), devices="cpu:1", workload=timed, measurements=measurements())
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "1.8 of 2 processors")
+    run = kway.train(job(), plan=record, epochs=4, out=tmp_path / "run")
+    assert run.record.measured_step_s > 2e-6
+    (line,) = (line for line in run.record.notices if line.startswith("steps took "))
+    assert line in json.loads((tmp_path / "run" / "train.json").read_text())["notices"]

@@ -1,7 +1,8 @@
 """Whether other programs keep the processors busy that something is about to be timed on."""
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 STAT = Path("/proc/stat")
@@ -36,6 +37,11 @@ def said(others: str) -> list[str]:
     return [
         f"other programs keep {others} busy: what is timed now may be far from what it takes without them"
     ]
+
+
+def spins(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether threads of OpenMP wait for each other by spinning, which costs most beside other programs."""
+    return (os.environ if environ is None else environ).get("OMP_WAIT_POLICY", "").lower() != "passive"
 
 
 def _times(file: Path) -> tuple[int, int, int] | None:
