@@ -13,6 +13,7 @@ from torch import nn
 
 import kway
 from kway.devices.simulated import simulated
+from kway.devices.torch_facts import cache_folder
 from kway.jobs import known_costs
 from kway.jobs.slowed import slowed
 from kway.report.plans import lines_of
@@ -72,6 +73,24 @@ def test_an_impossible_speed_up_is_noted():
     assert record.best["devices"] == 2
     (note,) = record.notices
     assert "2 devices cannot be: the time of one device is probably of a busy moment" in note
+
+
+def test_a_check_says_who_else_was_at_work_and_what_is_new(monkeypatch):
+    options = {"strategy": "single", "devices": "cpu:1"}
+    monkeypatch.setattr("kway.jobs.checking.ROUNDS", 1)
+    monkeypatch.setattr("kway.jobs.checking.RUN_S", 0.0)
+    first = kway.plan(job(), **options)
+    assert [each["new"] for each in first.workloads] == [True]
+    (kept,) = (tmp for tmp in (cache_folder() / "profiled").glob("*.json"))
+    held = json.loads(kept.read_text())
+    held["workload"]["made"] = "2026-01-01T00:00:00+00:00"
+    kept.write_text(json.dumps(held))
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "1.8 of 2 processors")
+    later = kway.plan(job(), check=True, **options)
+    assert [each["new"] for each in later.workloads] == [False]
+    (note,) = later.notices
+    assert note.startswith("checked while other programs kept 1.8 of 2 processors busy")
+    assert all(each["new"] for each in kway.plan(job(), refresh=True, **options).workloads)
 
 
 def ended(step_s, device_set=("cpu",), threads=2):
