@@ -108,7 +108,7 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         # To draw takes longer than to train for some steps, and few tests look at the picture.
         patch.setattr("kway.report.curves.draw", _undrawn)
         # The suite keeps the processors busy itself.
-        patch.setattr("kway.devices.busy.noticed", lambda usable: [])
+        patch.setattr("kway.devices.busy.taken", lambda usable: "")
         yield
 
 

@@ -1,6 +1,7 @@
 """The record of what a machine does in how long: figures by experiment, validated one by one."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -18,7 +19,8 @@ class Measurements(Record):
     ``experiments``: one each with ``name``, ``how`` (``measured``, ``remembered``, ``left``, ``estimated``), ``why``
     (where left), ``quick``, ``made`` (date), ``age_s``, ``seconds`` (that it took), ``tries`` and ``drift`` (of its
     reference, at most), ``noisy`` (what was too noisy, or ``""``), ``left`` (candidates that were left out, with the
-    reason) and ``notes``. ``age_s``: of the oldest figures. ``machine``: as in ``Training``, with ``driver``. Raises
+    reason), ``notes`` and ``busy`` (what other programs kept busy meanwhile, like ``1.8 of 2 processors``, or ``""``).
+    ``age_s``: of the oldest figures. ``machine``: as in ``Training``, with ``driver``. Raises
     ``UsageError`` for figures that are not of this form.
     """
 
@@ -50,6 +52,20 @@ class Measurements(Record):
             if (figure["experiment"], figure["name"]) == (experiment, name)
             and parameters.items() <= figure["parameters"].items()
         ]
+
+
+def beside_others(entries: Iterable[Mapping[str, Any]]) -> list[tuple[list[str], str, str]]:
+    """Return the experiments that were done while other programs kept processors busy: names, what was busy and when
+    the first of them was done, for each that was so at once. ``entries``: rows of ``experiments``.
+    """
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        if entry.get("busy"):
+            found.setdefault(entry["busy"], []).append(entry)
+    return [
+        ([entry["name"] for entry in held], others, min(entry["made"] for entry in held))
+        for others, held in found.items()
+    ]
 
 
 _FIGURE: dict[str, Any] = {

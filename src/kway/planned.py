@@ -32,8 +32,8 @@ class Planned(Record):
     ``checks`` that were made here before, and ``mean_error`` of them. ``check``: of a check ``mean_error``,
     ``right_order`` and ``pairs`` (those more than a tenth apart). ``too_close``: the ``part`` by which candidates may
     differ and not be told apart, and the ``checks`` of these candidates and their ``mean_error`` that it comes from.
-    ``workloads`` and ``measurements``: what it rests on, with dates. ``estimate_only``: the machine is not here. Raises
-    ``UsageError`` for what is not of this form.
+    ``workloads`` and ``measurements``: what it rests on, with dates, and whether it is ``new``, found out for this
+    plan. ``estimate_only``: the machine is not here. Raises ``UsageError`` for what is not of this form.
     """
 
     kind: ClassVar[str] = "plan"
@@ -135,6 +135,17 @@ def one_device(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str,
     ]
     same = [other for other in alike if other["step_kind"] == row["step_kind"]]
     return next(iter(same or alike), None)
+
+
+def not_told_apart(rows: Sequence[dict[str, Any]], part: float) -> list[int]:
+    """Return the places of the candidates that may be chosen: the fastest, and what is within ``part`` of it.
+
+    ``rows``: all candidates, ranked. Where only more ranks than cores were asked for, the fastest of them is all there
+    is.
+    """
+    may = [place for place, row in enumerate(rows) if row["fits"] and row.get("eligible", True)] or [0]
+    fastest = rows[may[0]]["samples_per_s"]
+    return [place for place in may if rows[place]["samples_per_s"] * (1 + part) >= fastest]
 
 
 def titled(row: dict[str, Any]) -> str:

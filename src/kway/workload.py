@@ -45,6 +45,7 @@ class Workload(Record):
     step.
     ``buckets``: bytes of each call that brings gradients together, first first.
     ``step_kinds_left``: why, by kind that was not timed. ``draws_on_cpu``: whether a step draws random numbers there.
+    ``busy``: what other programs kept busy meanwhile, like ``1.8 of 2 processors``, or ``""``.
     Raises ``UsageError`` for what is not of this form.
     """
 
@@ -76,6 +77,7 @@ class Workload(Record):
     seconds: float = 0.0
     notices: list[str] = field(default_factory=list)
     draws_on_cpu: bool = False
+    busy: str = ""
 
     def __post_init__(self) -> None:
         problem = wrong_in_workload(self)

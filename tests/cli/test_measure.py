@@ -50,6 +50,22 @@ def test_a_run_is_recorded_drawn_and_remembered(tmp_path, capsys, cache):
 
 
 @pytest.mark.usefixtures("cache")
+def test_what_was_measured_beside_others_says_so_when_it_is_remembered(monkeypatch):
+    options = {"devices": "cpu", "only": "copies", "quick": True, "seconds": 0.0}
+    with monkeypatch.context() as moment:
+        moment.setattr("kway.devices.busy.taken", lambda usable: "1.8 of 2 processors")
+        first = kway.measure(**options)
+    again = kway.measure(**options)
+    for record in (first, again):
+        assert record.experiments[0]["busy"] == "1.8 of 2 processors"
+    assert first.notices[0].startswith("other programs keep 1.8 of 2 processors busy")
+    assert again.notices[0].startswith("copies: measured while other programs kept 1.8 of 2 processors busy")
+    fresh = kway.measure(refresh=True, **options)
+    assert fresh.experiments[0]["busy"] == ""
+    assert not any("other programs" in line for line in fresh.notices)
+
+
+@pytest.mark.usefixtures("cache")
 def test_a_short_look_announces_what_it_takes():
     said = []
     options = {"devices": "cpu", "only": "copies", "quick": True, "say": said.append}

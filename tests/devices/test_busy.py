@@ -2,7 +2,7 @@
 
 import pytest
 
-from kway.devices.busy import noticed
+from kway.devices.busy import said, taken
 
 
 def counters(file, busy, idle, processors=2):
@@ -15,24 +15,26 @@ def counters(file, busy, idle, processors=2):
 
 
 @pytest.mark.parametrize(
-    ("usable", "processors", "busy", "idle", "said"),
+    ("usable", "processors", "busy", "idle", "expected"),
     [
         (2, 2, 0, 40, ""),
         (2, 2, 8, 32, ""),  # 0.4 of 2
-        (2, 2, 36, 4, "keep 1.8 of 2 processors busy"),
+        (2, 2, 36, 4, "1.8 of 2 processors"),
         (4, 64, 640, 640, ""),  # enough is left for four
-        (4, 64, 1270, 10, "keep 63.5 of 64 processors busy"),
+        (4, 64, 1270, 10, "63.5 of 64 processors"),
         (2, 2, 0, 0, ""),
     ],
 )
-def test_a_line_says_where_too_little_is_left(tmp_path, usable, processors, busy, idle, said):
+def test_a_line_says_where_too_little_is_left(tmp_path, usable, processors, busy, idle, expected):
     file = tmp_path / "stat"
     counters(file, 1000, 5000, processors)
-    found = noticed(
+    found = taken(
         usable, file, lambda seconds: counters(file, 1000 + busy, 5000 + idle, processors), look_s=0.0
     )
-    assert len(found) == bool(said)
-    assert said in "".join(found)
+    assert found == expected
+    lines = said(found)
+    assert len(lines) == bool(expected)
+    assert all(line.startswith(f"other programs keep {expected} busy") for line in lines)
 
 
 @pytest.mark.parametrize("text", [None, "", "cpu 1 2", "cpu a b c d e f g h\ncpu0 1 2", "intr 5"])
@@ -40,4 +42,4 @@ def test_where_nothing_is_told_nothing_is_said(tmp_path, text):
     file = tmp_path / "stat"
     if text is not None:
         file.write_text(text)
-    assert noticed(2, file, look_s=0.0) == []
+    assert taken(2, file, look_s=0.0) == ""

@@ -201,7 +201,7 @@ def test_a_plan_does_not_tell_apart_what_checks_here_were_off_by():
     )
     later = kway.plan(job(), **costs())
     assert (later.best["devices"], later.too_close["part"], later.too_close["checks"]) == (1, 3.0, 3)
-    assert "too close  within 300% of each other" in "\n".join(lines_of(later))
+    assert "one device (cpu:1): within 300% of the fastest" in "\n".join(lines_of(later))
 
 
 def test_a_candidate_that_fails_its_check_says_so_and_the_others_count():

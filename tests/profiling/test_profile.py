@@ -371,7 +371,9 @@ def test_a_profile_knows_whether_steps_draw_on_the_cpu(model):
 
 
 def test_a_profile_beside_busy_programs_says_so(monkeypatch):
-    monkeypatch.setattr("kway.devices.busy.noticed", lambda usable: ["others are at work"])
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "1.8 of 2 processors")
     said = []
-    assert "others are at work" in profiled(job(), say=said.append).notices
-    assert "others are at work" in said
+    record = profiled(job(), say=said.append)
+    assert record.busy == "1.8 of 2 processors"
+    for lines in (record.notices, said):
+        assert any(line.startswith("other programs keep 1.8 of 2 processors busy") for line in lines)

@@ -3,6 +3,7 @@
 import re
 import struct
 
+import pytest
 from tests.planning.pricers import found, line
 from tests.planning.records import planned
 
@@ -70,9 +71,53 @@ def test_what_is_too_close_because_of_earlier_checks_is_said():
     assert "too close" not in "\n".join(lines_of(planned()))
     off = planned(too_close={"part": 0.03, "checks": 4, "mean_error": 0.02})
     assert "too close" not in "\n".join(lines_of(off))
-    off = planned(too_close={"part": 0.12, "checks": 4, "mean_error": 0.12})
-    said = "too close  within 12% of each other: by so much predictions of these candidates were off in 4 checks here"
-    assert said in lines_of(off)
+    two = found(256, strategies=["single", "data"])
+    off = planned(two, too_close={"part": 0.12, "checks": 4, "mean_error": 0.12})
+    # One device takes 1.86 times as long: nothing is near the one that was chosen.
+    assert "too close" not in "\n".join(lines_of(off))
+    known = {"part": 0.9, "checks": 4, "mean_error": 0.9}
+    (said,) = (each for each in lines_of(planned(too_close=known)) if each.startswith("too close"))
+    assert said == (
+        "too close  data=2 on cpu:2; threads=2 on cpu:2; one device (cpu:1): within 90% of the fastest, and by so much "
+        "predictions of such candidates were off in 4 checks here"
+    )
+
+
+def test_of_many_that_are_too_close_a_few_are_named():
+    record = planned(many(), too_close={"part": 9.0, "checks": 1, "mean_error": 9.0})
+    (said,) = (each for each in lines_of(record) if each.startswith("too close"))
+    named, _, rest = said.partition(" and ")
+    assert named.count(";") == 3
+    may = sum(row["fits"] and row["eligible"] for row in record.candidates)
+    assert rest.startswith(f"{may - 4} candidates more: within 900% of the fastest")
+
+
+OLD, NEW = {"device": "cpu", "made": "", "new": False}, {"device": "cpu", "made": "", "new": True}
+BASIS, CHECK = "what it rests on may be of a busier moment", "this check may be of a busier moment"
+
+
+@pytest.mark.parametrize(
+    ("errors", "workloads", "said"),
+    [
+        ((0.5, 0.1), [OLD], BASIS),
+        ((0.5, 0.1), [OLD, NEW], BASIS),
+        ((0.5, 0.1), [NEW, NEW], ""),  # as after --refresh
+        ((0.5, 0.1), [], BASIS),  # a record of before
+        ((-0.9, -0.1), [OLD], CHECK),
+        ((-0.9, -0.1), [NEW], CHECK),
+        ((-0.9, 0.9), [OLD], ""),  # no one moment explains both
+        ((-0.1, 0.1), [OLD], ""),
+    ],
+)
+def test_a_check_that_is_far_off_names_the_busier_moment(errors, workloads, said):
+    result = found(256)
+    for row, error in zip(result.rows, errors, strict=False):
+        row |= {"measured_step_s": row["step_s"] / (1 + error), "error": error}
+    mean = sum(map(abs, errors)) / 2
+    check = {"candidates": 2, "mean_error": mean, "right_order": 0, "pairs": 0}
+    lines = "\n".join(lines_of(planned(result, check=check, workloads=workloads)))
+    assert lines.count("busier moment") == bool(said)
+    assert said in lines
 
 
 def test_what_does_not_fit_and_what_was_left_are_told():

@@ -1,7 +1,8 @@
 """Whether other programs keep the processors busy that something is about to be timed on."""
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 STAT = Path("/proc/stat")
@@ -10,10 +11,10 @@ ENOUGH = 0.75
 _LOOK_S = 0.2
 
 
-def noticed(
+def taken(
     usable: int, file: Path = STAT, sleep: Callable[[float], None] = time.sleep, look_s: float = _LOOK_S
-) -> list[str]:
-    """Return a line for the user where others leave too little of ``usable`` processors, else none.
+) -> str:
+    """Return what others keep busy, like ``1.8 of 2 processors``; ``""``: enough of ``usable`` is left.
 
     Looks for ``look_s`` seconds, while this process does nothing. Where Linux does not tell, nothing is said.
     """
@@ -21,15 +22,26 @@ def noticed(
     sleep(look_s)
     after = _times(file)
     if before is None or after is None or after[1] <= before[1]:
-        return []
+        return ""
     processors = after[2]
     busy = processors * (after[0] - before[0]) / (after[1] - before[1])
     if processors - busy >= ENOUGH * min(usable, processors):
+        return ""
+    return f"{busy:.1f} of {processors} processors"
+
+
+def said(others: str) -> list[str]:
+    """Return a line for the user before something is timed beside ``others`` (of ``taken``), if they are."""
+    if not others:
         return []
     return [
-        f"other programs keep {busy:.1f} of {processors} processors busy: what is timed now may be far from what "
-        "it takes without them"
+        f"other programs keep {others} busy: what is timed now may be far from what it takes without them"
     ]
+
+
+def spins(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether threads of OpenMP wait for each other by spinning, which costs most beside other programs."""
+    return (os.environ if environ is None else environ).get("OMP_WAIT_POLICY", "").lower() != "passive"
 
 
 def _times(file: Path) -> tuple[int, int, int] | None:

@@ -16,6 +16,7 @@ from kway.jobs.asked import AUTO, asked_of
 from kway.jobs.known_costs import gather
 from kway.jobs.place import Place, place
 from kway.jobs.ranking import ranked
+from kway.jobs.slowed import slowed
 from kway.jobs.tuning import first_kind
 from kway.launch.torchrun import from_environment
 from kway.planned import Planned, spelled_set, titled
@@ -54,7 +55,8 @@ class Going:
         return replace(where, notices=(*self.lines, *where.notices))
 
     def judged(self, record: Training, where: Place) -> Training:
-        """Return the record of the run with what was predicted of it, and keep how far that was off.
+        """Return the record of the run with what was predicted of it and why it took far longer, and keep how far
+        that was off.
 
         Nothing of a run that went otherwise: that lost devices, say. Kept is only what is of the same step: not where
         tuning or the user chose another one.
@@ -68,7 +70,9 @@ class Going:
             made = datetime.now(UTC).isoformat(timespec="seconds")
             kept = {**row, "measured_step_s": measured, "error": row["step_s"] / measured - 1}
             history.keep(history.facts_of(discover()), [history.entry(kept, record.model, made)])
-        return replace(record, predicted_step_s=row["step_s"])
+        # Ranks that others started may still be at their end, and are no other programs.
+        lines = [] if where.joined is not None else slowed(record, row["step_s"])
+        return replace(record, predicted_step_s=row["step_s"], notices=[*record.notices, *lines])
 
 
 def foreseen(plan: Any, going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
@@ -182,10 +186,10 @@ def _announced(job: Job, say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def told(record: Planned) -> tuple[str, ...]:
-    """Say in two lines what was chosen, and why."""
+    """Say in two lines what was chosen, and why; then what there is to note of the plan."""
     row = record.best
     count = counted(len(record.candidates), "candidate")
     trusted = next((line.partition(" ")[2].strip() for line in trust(record) if "on average" in line), "")
     first = f"auto: {titled(row)} of {count}, {seconds_text(row['step_s'])} a step predicted"
     first += f", found out in {seconds_text(record.seconds)}" if record.seconds > SAID_S else ""
-    return first + (f" ({trusted})" if trusted else ""), f"why: {row['reason']}"
+    return first + (f" ({trusted})" if trusted else ""), f"why: {row['reason']}", *record.notices

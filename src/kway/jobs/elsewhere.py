@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from kway.cost.collectives import measured_ranks
+from kway.devices import busy
 from kway.devices.topology import discover
 from kway.elsewhere.machine import elsewhere
 from kway.elsewhere.moving import moved
@@ -14,6 +15,7 @@ from kway.jobs.given import workloads_given
 from kway.jobs.known_costs import Known, profiled
 from kway.jobs.measuring import measure
 from kway.measurements import Measurements
+from kway.planning import doubts
 from kway.planning.candidates import device_sets
 from kway.records import Cluster
 
@@ -35,9 +37,13 @@ def known_elsewhere(
     own = given[0] if given else profiled(here, here.device_types[0], say, refresh, None)
     rates = measure(only=RATES, quick=True, refresh=refresh, say=say)
     there_is = moved(own, rates, there)
-    return Known(
-        {"cuda": there_is}, {"cuda": there}, tuple(dict.fromkeys([*there.notices, *there_is.notices]))
-    )
+    beside = [
+        *doubts.of_profile(own, bool(given)),
+        *doubts.of_measurements(rates.experiments, given=False),
+    ]
+    # What was said before the profile was of its moment, not of this one.
+    lines = [line for line in there_is.notices if line not in busy.said(own.busy)]
+    return Known({"cuda": there_is}, {"cuda": there}, tuple(dict.fromkeys([*there.notices, *lines, *beside])))
 
 
 def machine_there(on: Any, devices: Any) -> tuple[Cluster, Measurements, list[list[str]]]:

@@ -3,7 +3,7 @@ from the cache, or taken now.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from kway.jobs.measuring import QUICK_S, measure
 from kway.jobs.profiling import AUTO, NOT_ASKED, USUAL_S, profile
 from kway.measurements import Measurements
 from kway.planned import spelled_set
+from kway.planning import doubts
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, KINDS
 from kway.training.parts import training_parts
@@ -44,13 +45,14 @@ AROUND_S = 2.0
 class Known:
     """``workloads`` and ``measurements`` by type of device; the latter only where there are several devices.
 
-    ``unknown``: why nothing is known of a type.
+    ``unknown``: why nothing is known of a type. ``given``: the types whose workload was handed in.
     """
 
     workloads: Mapping[str, Workload]
     measurements: Mapping[str, Measurements]
     notices: Sequence[str] = field(default=())
     unknown: Mapping[str, str] = field(default_factory=dict)
+    given: Collection[str] = ()
 
     def step_kinds(self, device_type: str, named: Sequence[str] | None) -> list[str]:
         """Return the step kinds that were timed on a type of device, of those that are ``named``."""
@@ -109,7 +111,21 @@ def gather(
         of[kind] = (
             measured(asked, kind, ranks, say, refresh, left, only) if measurements is None else measurements
         )
-    return Known(found, of, unknown=unknown)
+    return Known(found, of, _beside_others(found, of, given, measurements is not None), unknown, [*given])
+
+
+def _beside_others(
+    found: Mapping[str, Workload], of: Mapping[str, Measurements], given: Collection[str], measured: bool
+) -> list[str]:
+    """Return lines on what was found out while other programs kept processors busy, now or whenever it was.
+
+    ``given``: the types whose workload was handed in; ``measured``: whether measurements were.
+    """
+    lines = [line for kind, workload in found.items() for line in doubts.of_profile(workload, kind in given)]
+    for kind, each in of.items():
+        used = [entry for entry in each.experiments if entry["name"] in EXPERIMENTS[kind]]
+        lines += doubts.of_measurements(used, measured)
+    return list(dict.fromkeys(lines))
 
 
 def _hopeless(asked: Asked, device_type: str, on_gpu: Workload | None) -> str:

@@ -18,7 +18,7 @@ from kway.errors import RankError
 from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.kept_ranks import KeptRanks
 from kway.jobs.place import with_threads
-from kway.measurements import Measurements
+from kway.measurements import Measurements, beside_others
 from kway.measuring.bench import Bench
 from kway.measuring.budget import allowed, expected
 from kway.measuring.experiment import Experiment, chosen
@@ -78,7 +78,7 @@ def measure(
     todo = [each for each in experiments if not held.get(each.name) and not each.lacks(there)]
     benches: dict[str, Bench] = {}
     entries, figures = [], []
-    waits = busy.noticed(cluster.cpu["usable"]) if todo else []
+    others = busy.taken(cluster.cpu["usable"]) if todo else ""
     with with_threads(threads), preserved_everywhere(), KeptRanks(ranks) as on_ranks:
         limits = limits_of(cluster, there)
         for experiment in todo:
@@ -99,6 +99,7 @@ def measure(
                     f"{experiment.name}: {experiment.summary}, about {seconds_text(expected(planned[0], budget))}"
                 )
                 entry, found = _measured(experiment, bench, quick)
+                entry["busy"] = others
                 if entry["made"]:
                     keep(known, experiment, quick, entry, found)
             entries.append(entry)
@@ -114,7 +115,7 @@ def measure(
         seconds=time.perf_counter() - begun,
         experiments=entries,
         figures=figures,
-        notices=[*waits, *_notices(device_set, cluster, entries)],
+        notices=[*busy.said(others), *_notices(device_set, cluster, entries)],
     )
 
 
@@ -153,7 +154,7 @@ def _start(todo: Sequence[Experiment], benches: dict[str, Bench], say: Callable[
 def _entry(experiment: Experiment, quick: bool) -> dict[str, Any]:
     return {
         "name": experiment.name, "how": "left", "why": "", "quick": quick, "made": "", "age_s": 0.0,
-        "seconds": 0.0, "tries": 0, "drift": 0.0, "noisy": "", "left": {}, "notes": [],
+        "seconds": 0.0, "tries": 0, "drift": 0.0, "noisy": "", "left": {}, "notes": [], "busy": "",
     }  # fmt: skip
 
 
@@ -204,6 +205,10 @@ def _age(made: str) -> float:
 def _notices(device_set: list[str], cluster: Cluster, entries: list[dict[str, Any]]) -> list[str]:
     """Return lines for the user."""
     lines = list(device_warnings(device_set, cluster))
+    lines += [
+        f"{', '.join(names)}: measured while other programs kept {others} busy: --refresh measures anew"
+        for names, others, _ in beside_others(entry for entry in entries if entry["how"] == "remembered")
+    ]
     for entry in entries:
         if entry["how"] == "left":
             lines.append(f"{entry['name']} was not measured: {entry['why']}")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kway.devices import busy
 from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_given, truth
@@ -99,7 +100,10 @@ def plan(
 def checked(asked: Asked, record: Planned, ranks: Any, say: Callable[[str], None], begun: float) -> Planned:
     """Return the record with what runs of its candidates measured; their errors are kept for later plans."""
     job = asked.job
+    others = busy.taken(asked.cluster.cpu["usable"])
     lines = run_each(job, record.candidates, asked.level, asked.shards, say, ranks)
+    if others:
+        lines.append(f"checked while other programs kept {others} busy: steps may take far less without them")
     measured = [row for row in record.candidates if row.get("measured_step_s")]
     made = datetime.now(UTC).isoformat(timespec="seconds")
     facts = history.facts_of(asked.cluster)

@@ -95,7 +95,8 @@ def profile(
         wanted = Wanted(
             device, len(device_set), kinds, seconds, lambda count: rank_threads(device_set[:count])
         )
-        waits = busy.noticed(cluster.cpu["usable"])
+        others = busy.taken(cluster.cpu["usable"])
+        waits = busy.said(others)
         for line in waits:
             say(line)
         modes = _modes(model)
@@ -118,6 +119,7 @@ def profile(
             samples=found.samples,
             step_kinds_left={**left, **found.left},
             seconds=time.perf_counter() - begun,
+            busy=others,
             notices=list(dict.fromkeys([*device_warnings(device_set, cluster), *waits, *found.notices])),
             **found.fields,
         )

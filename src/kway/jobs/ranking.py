@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kway.jobs.asked import Asked
 from kway.jobs.known_costs import Known
 from kway.planned import Planned
-from kway.planning import history
+from kway.planning import doubts, history
 from kway.planning.candidates import Candidate
 from kway.planning.price import Room
 from kway.planning.priced import pricer
@@ -26,6 +26,9 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
     checks = [] if estimate_only else history.recall(history.facts_of(asked.cluster))
     too_close = history.too_close(checks, found, asked.job.title)
     order = _searched(asked, known, found, too_close["part"])
+    now = datetime.now(UTC)
+    # In the form of the dates in records, which are in the order of their texts.
+    since = (now - timedelta(seconds=time.perf_counter() - begun)).isoformat(timespec="seconds")
     return Planned(
         model=asked.job.title,
         precision=asked.job.precision,
@@ -41,18 +44,28 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
         history=history.summary(checks),
         too_close=too_close,
         workloads=[
-            {"device": each.device, "device_name": each.device_name, "made": each.made}
+            {
+                "device": each.device,
+                "device_name": each.device_name,
+                "made": each.made,
+                "new": each.made >= since,
+            }
             for each in known.workloads.values()
         ],
         measurements=[
-            {"device": kind, "made": each.made, "age_s": each.age_s}
+            {
+                "device": kind,
+                "made": each.made,
+                "age_s": each.age_s,
+                "new": each.made >= since,
+            }
             for kind, each in known.measurements.items()
         ],
         machine=_machine(asked, estimate_only),
         versions=versions(),
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        made=now.isoformat(timespec="seconds"),
         seconds=time.perf_counter() - begun,
-        notices=list(known.notices),
+        notices=[*known.notices, *([] if estimate_only else doubts.impossible(order.rows, known.given))],
         estimate_only=estimate_only,
     )
 

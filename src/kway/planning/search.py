@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kway.errors import UsageError
-from kway.planned import CLOSE, one_device
+from kway.planned import CLOSE, not_told_apart, one_device
 from kway.planning.candidates import Candidate, Left
 from kway.planning.explain import explained
 from kway.planning.fits_nowhere import fits_nowhere
@@ -104,10 +104,7 @@ def _chosen(rows: Sequence[dict[str, Any]], part: float) -> int:
     """Return which candidate is the plan: the fastest, or among those that are too close to tell from it one with fewer
     devices, and of these one whose ranks are processes: they share neither interpreter nor memory.
     """
-    # Where only more ranks than cores were asked for, the fastest of them is all there is.
-    may = [place for place, row in enumerate(rows) if row["fits"] and row["eligible"]] or [0]
-    fastest = rows[may[0]]["samples_per_s"]
-    close = [place for place in may if rows[place]["samples_per_s"] * (1 + part) >= fastest]
+    close = not_told_apart(rows, part)
     return min(close, key=lambda place: (rows[place]["devices"], one_process(rows[place]["layout"]), place))
 
 

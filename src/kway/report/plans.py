@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kway.planned import Planned, one_device, short_set, spelled_set, titled
+from kway.planned import Planned, not_told_apart, one_device, short_set, spelled_set, titled
 from kway.report.tables import table
 from kway.units import bytes_text, counted, seconds_text
 
@@ -14,6 +14,8 @@ SMALL = 0.01
 FAR_OFF = 0.2
 # Lines on what was left out.
 MOST_LEFT = 6
+# Candidates that a line names.
+MOST_NAMED = 4
 
 
 def lines_of(record: Planned) -> list[str]:
@@ -155,9 +157,7 @@ def trust(record: Planned) -> list[str]:
             text += f"; in the right order: {check['right_order']} of {pairs} a tenth apart or more"
         lines.append(text)
         if check["mean_error"] > FAR_OFF:
-            lines.append(
-                "           what it rests on may be of a busier moment than this: --refresh finds it out anew"
-            )
+            lines += [f"           {text}" for text in _busier_moment(record)]
     lines += _too_close(record)
     history = record.history
     if history["checks"]:
@@ -171,14 +171,37 @@ def trust(record: Planned) -> list[str]:
     return lines
 
 
+def _busier_moment(record: Planned) -> list[str]:
+    """Say which moment may have been busy where a check is far off in one direction: where in both, no one moment is.
+
+    Nothing of what the predictions rest on where that was found out just before.
+    """
+    errors = [row["error"] for row in record.candidates if row.get("error") is not None]
+    too_slow, too_fast = max(errors, default=0.0) > FAR_OFF, min(errors, default=0.0) < -FAR_OFF
+    if too_fast and not too_slow:
+        return [
+            "this check may be of a busier moment than what it rests on: check again while nothing else runs"
+        ]
+    basis = [*record.workloads, *record.measurements]
+    if too_slow and not too_fast and not (basis and all(each.get("new") for each in basis)):
+        return ["what it rests on may be of a busier moment than this: --refresh finds it out anew"]
+    return []
+
+
 def _too_close(record: Planned) -> list[str]:
-    """Say how close is too close where that is more than for any prediction: because of what these were off by."""
+    """Name the candidates that are too close to the fastest to be told from it, where that is because of what such
+    predictions were off by.
+    """
     known = record.too_close
     if not known["checks"] or known["part"] > known["mean_error"]:
         return []
+    near = [titled(record.candidates[place]) for place in not_told_apart(record.candidates, known["part"])]
+    if len(near) == 1:
+        return []
+    more = f" and {counted(len(near) - MOST_NAMED, 'candidate')} more" if len(near) > MOST_NAMED else ""
     return [
-        f"too close  within {100 * known['part']:.3g}% of each other: by so much predictions of these candidates were "
-        f"off in {counted(known['checks'], 'check')} here"
+        f"too close  {'; '.join(near[:MOST_NAMED])}{more}: within {100 * known['part']:.3g}% of the fastest, and by so "
+        f"much predictions of such candidates were off in {counted(known['checks'], 'check')} here"
     ]
 
 

@@ -1,0 +1,60 @@
+"""Why a plan's predictions may be far off: what it rests on was timed beside other programs, or cannot be so."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from kway.measurements import beside_others
+from kway.planned import CLOSE, one_device, titled, type_of
+from kway.workload import Workload
+
+# What helps, where it was remembered and where it was handed in.
+REFRESH = "--refresh finds it out anew"
+PROFILE_ANEW, MEASURE_ANEW = "profile it anew: kway profile", "measure anew: kway measure --refresh"
+
+
+def of_profile(workload: Workload, given: bool) -> list[str]:
+    """Return a line where a model was profiled beside other programs. ``given``: the record was handed in."""
+    if not workload.busy:
+        return []
+    return [_line(f"the profile on {workload.device} is", workload.busy, workload.made, given, PROFILE_ANEW)]
+
+
+def of_measurements(entries: Iterable[Mapping[str, Any]], given: bool) -> list[str]:
+    """Return a line for each moment at which experiments were done beside other programs. ``entries``: of their
+    record; ``given``: it was handed in.
+    """
+    return [
+        _line(f"measurements ({', '.join(names)}) are", others, made, given, MEASURE_ANEW)
+        for names, others, made in beside_others(entries)
+    ]
+
+
+def _line(what: str, others: str, made: str, given: bool, anew: str) -> str:
+    when = made[:16].replace("T", " ")
+    return (
+        f"{what} of {when} (UTC), when other programs kept {others} busy: predictions may be far from what steps take "
+        f"without them ({anew if given else REFRESH})"
+    )
+
+
+def impossible(rows: Sequence[dict[str, Any]], given: Collection[str]) -> list[str]:
+    """Return a line where k devices are predicted to be more than k times as fast as one of them, if any are.
+
+    It names the candidate that is furthest beyond. ``rows``: all candidates, ranked. ``given``: the types of device
+    whose profile was handed in.
+    """
+    beyond = []
+    for row in rows:
+        one = one_device(rows, row)
+        if one is not None and row["devices"] > 1:
+            times = row["samples_per_s"] / one["samples_per_s"]
+            beyond.append((times / row["devices"], times, row))
+    excess, times, row = max(beyond, key=lambda each: each[0], default=(0.0, 0.0, {}))
+    # Smaller shares may fit a cache, and times have a spread.
+    if excess <= 1 + CLOSE:
+        return []
+    anew = PROFILE_ANEW if type_of(row) in given else REFRESH
+    return [
+        f"{titled(row)} would be {times:.3g} times as fast as one device, which by what is known {row['devices']} "
+        f"devices cannot be: the time of one device is probably of a busy moment ({anew})"
+    ]
