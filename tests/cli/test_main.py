@@ -87,6 +87,20 @@ def test_commands_offer_the_flags_that_they_use(name, offered, capsys):
 
 
 @pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train", "auto: the fastest, by a plan"),
+        *((name, "auto: data over the devices") for name in ("tune", "evaluate", "predict")),
+    ],
+)
+def test_what_an_automatic_strategy_is_for_a_command_is_in_its_help(name, said, capsys):
+    assert main([name, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert said in shown
+    assert ("no plan is made" in shown) == (name != "train")
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         (

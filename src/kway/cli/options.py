@@ -94,7 +94,9 @@ def placing(parser: argparse.ArgumentParser, several: bool = False, plans: bool 
     sets = "auto, N, cpu:N or cuda:I,J" + ("; several: 1,2,3 or 'cpu:2 cuda:0,1'" if several else "")
     parser.add_argument("--devices", default="auto", metavar="SET", help=f"{sets} (default auto)")
     named = "single, data, threads, or with a size, data=N" + (
-        " (several: by commas)" if several else ", or auto"
+        " (several: by commas)"
+        if several
+        else "; auto: data over the devices, single where that is one, and no plan is made"
     )
     if plans:
         parser.add_argument(
