@@ -377,7 +377,7 @@ class Session:
         return Position(self.steps, checkpoint.epoch, checkpoint.part("run")["step_of_epoch"])
 
     def _fits(self, checkpoint: Checkpoint) -> None:
-        check_options(checkpoint, self._began)
+        check_options(checkpoint, self._began, self.engine.holds_within)
 
     def _end_saving(self) -> None:
         if self._writer is not None:

@@ -138,7 +138,9 @@ def _check_job(
     raise UsageError(
         f"checkpoint {checkpoint.path} is of another job: {'; '.join(differ)}",
         "going on would give a result that neither job gives from the start",
-        "go on with the same job, or start a new run from its weights (init=, --init)",
+        "go on with the same job, or start a new run from its weights (init=, --init)"
+        if unfit is None
+        else "go on with the same job; to begin from its weights, too, takes the model that they are of",
     )
 
 
