@@ -291,4 +291,7 @@ def _say_result(result: Any, folder: Path, said: set[str]) -> None:
         print(side_by_side(result.record.predicted_step_s, step))
     if result.record.timeline is not None:
         print("\n".join([*lines_of(result.record.timeline), ""]))
-    print(f"wrote      {folder}/: {', '.join(name for name in WRITTEN if (folder / name).exists())}")
+    there = [name for name in WRITTEN if (folder / name).exists()]
+    # Those that the run went on from are not its own.
+    wrote = [name for name in there if name != "checkpoints/" or result.record.checkpoints is not None]
+    print(f"wrote      {folder}/: {', '.join(wrote)}")
