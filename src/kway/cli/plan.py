@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from kway.cli import options
+from kway.cli._begun import again
 
 HELP = "predict every layout on every number of devices: which is fastest, and why"
 
@@ -103,26 +104,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# Of what was said here, what a plan does not hold and a run has to be told again.
-_AGAIN = (
-    "data",
-    "data_dir",
-    "precision",
-    "seed",
-    "workers",
-    "loss",
-    "optimizer",
-    "lr",
-    "init",
-    "micro_batch",
-)
-
-
 def _next(args: argparse.Namespace, folder: Path, level: str) -> str:
     """Return the command that trains as it was planned."""
-    words = ["kway", "train", args.model, "--plan", f"{folder}/plan.json"]
-    for name in _AGAIN:
-        value = getattr(args, name)
-        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    words = ["kway", "train", args.model, "--plan", f"{folder}/plan.json", *again(args)]
     # A plan never lowers the level of a run, which is math where nobody says another.
     return shlex.join(words + (["--exactness", level] if level == "loose" else []))
