@@ -7,6 +7,8 @@ import time
 import pytest
 
 from kway.cli import devices
+from kway.cli._grammar import grammar
+from kway.cli._synonyms import _ELSEWHERE
 from kway.cli.main import commands, main
 from kway.errors import KwayError, NonFiniteError, RankError, UsageError
 
@@ -137,6 +139,36 @@ def test_arguments_that_cannot_be_read_are_one_error(capsys, line, said):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"kway: error: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "own"),
+    [
+        ("train", "--learning-rate", "--lr"),
+        ("train", "--learning_rate=1", "--lr"),
+        ("train", "--batch_size", "--batch-size"),
+        ("train", "--batch", "--batch-size"),
+        ("train", "--epoch", "--epochs"),
+        ("train", "--gpus", "--devices"),
+        ("train", "--num-workers", "--workers"),
+        ("train", "--seed-everything", "--seed"),
+        ("train", "--max_grad_norm", "--clip-norm"),
+        ("evaluate", "--checkpoint", "--weights"),
+    ],
+)
+def test_a_flag_of_another_tool_is_told_by_its_name_here(capsys, command, flag, own):
+    assert main([command, "mlp", flag, "1"]) == 2
+    name = flag.partition("=")[0]
+    assert f"unknown flag {name}; did you mean {own}? see" in capsys.readouterr().err
+
+
+def test_only_flags_that_the_command_has_are_advised(capsys):
+    assert main(["predict", "mlp", "--weights", "w", "--learning-rate", "1"]) == 2
+    assert "unknown flag --learning-rate; see kway predict --help" in capsys.readouterr().err
+    flags = {flag for command in grammar() for each in command.flags for flag in each.names}
+    assert set(_ELSEWHERE) <= flags
+    names = [name for elsewhere in _ELSEWHERE.values() for name in elsewhere]
+    assert len(names) == len(set(names))
 
 
 def test_help_of_one_command(capsys):
