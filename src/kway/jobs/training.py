@@ -234,7 +234,9 @@ def train(
         found, told = on_main(where, lambda: checkpoint_of(out, resume))
         told = [*told, *saves_none(found, checkpoint_every)]
         if out is not None:
-            stack.enter_context(says_what_is_there(folder, tell.stop, tell.begun))
+            stack.enter_context(
+                says_what_is_there(folder, tell.stop, tell.begun, checkpoint_every is not None)
+            )
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(spec.job, model=model, init=None) if isinstance(job.model, nn.Module) else spec.job
         spec = replace(
@@ -304,7 +306,9 @@ def train(
                     ranks=ranks,
                     stop=tell.stop,
                     stall_timeout=stall,
-                    leaves=None if out is None else partial(what_is_there, folder),
+                    leaves=None
+                    if out is None
+                    else partial(what_is_there, folder, checkpoint_every is not None),
                 )
         of_ranks, average, made = results[0]
         lines = [*where.notices, *told, *tell.told, *of_ranks.notices]
