@@ -262,6 +262,27 @@ def test_torch_is_not_imported(code):
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("measure", "measurements.json"),
+        ("profile mlp", "workload.json"),
+        ("plan mlp", "plan.json"),
+        ("tune mlp", "tune.json"),
+        ("train mlp", "best.safetensors"),
+        ("predict mlp --weights taken", "predictions.safetensors"),
+        ("prove mlp", "proof.json"),
+    ],
+)
+def test_a_folder_that_is_taken_is_refused_before_torch_is_imported(tmp_path, command, file):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / file).touch()
+    words = [*command.split(), "--out", "taken"]
+    found = python(f"from kway.cli.main import main; assert main({words}) == 2\n{LOADED}", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert f"kway: error: taken already holds {file}" in found.stderr
+
+
 def test_importing_kway_imports_no_torch():
     found = python(f"import kway\n{LOADED}")
     assert found.returncode == 0, found.stderr

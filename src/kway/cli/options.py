@@ -181,6 +181,20 @@ def output(parser: argparse.ArgumentParser, record: str, title: str = "MODEL") -
     )
 
 
+def check_out(args: argparse.Namespace, *files: str) -> None:
+    """Raise ``UsageError`` where ``--out`` holds one of ``files`` already, before torch and data are loaded.
+
+    The stage itself looks again. Ranks that are already there hear it of rank 0 in there, all at once.
+    """
+    if args.out is None:
+        return
+    from kway.jobs.alone import is_alone
+    from kway.jobs.folder import check_free
+
+    if is_alone():
+        check_free(args.out, files)
+
+
 def stall(parser: argparse.ArgumentParser) -> None:
     """Add the flag that ends a job which makes no progress."""
     parser.add_argument(

@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 from kway.cli import options
-from kway.cli._begun import again
 
 HELP = "predict every layout on every number of devices: which is fastest, and why"
 
@@ -64,6 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan; returns 0. Raises ``UsageError`` before anything starts, and where the model fits nowhere."""
+    options.check_out(args, "plan.json", "speedup.png", "terms.png")
     from kway.cli._begun import begun
     from kway.cli._job import says_that_data_is_usual
     from kway.errors import UsageError
@@ -106,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _next(args: argparse.Namespace, folder: Path, level: str) -> str:
     """Return the command that trains as it was planned."""
+    from kway.cli._begun import again
+
     words = ["kway", "train", args.model, "--plan", f"{folder}/plan.json", *again(args)]
     # A plan never lowers the level of a run, which is math where nobody says another.
     return shlex.join(words + (["--exactness", level] if level == "loose" else []))

@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 from kway.cli import options
-from kway.cli._begun import again
 
 HELP = "measure what a model costs on one device: time by share and by layer, flop, memory"
 
@@ -44,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Profile; returns 0. Raises ``UsageError`` before anything is measured."""
+    options.check_out(args, "workload.json", "workload.png")
     from kway.cli._begun import begun
     from kway.cli._job import says_that_data_is_usual
     from kway.jobs.folder import claimed
@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _next(args: argparse.Namespace, folder: Path, counts: list[int]) -> str:
     """Return the command that plans by this profile. ``counts``: the numbers of devices whose shares were timed."""
+    from kway.cli._begun import again
     from kway.devices.select import parse
     from kway.devices.topology import discover
     from kway.planned import spelled_set

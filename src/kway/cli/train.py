@@ -208,6 +208,10 @@ class _Shown:
 
 def run(args: argparse.Namespace) -> int:
     """Train; returns 0. Raises ``UsageError`` before anything starts, and what a failed run raises."""
+    # First: whether other ranks are there depends on it.
+    options.meet(args)
+    if not args.resume and args.resume_from is None:
+        options.check_out(args, *(name.rstrip("/") for name in WRITTEN if name != "logs/"))
     from kway.cli._job import default_folder, job_of, says_that_data_is_usual
     from kway.devices.terminal import redraws
     from kway.jobs.alone import speaks
@@ -215,7 +219,6 @@ def run(args: argparse.Namespace) -> int:
     from kway.report.progress import Progress
 
     _check(args)
-    options.meet(args)
     fixed: dict[str, object] = {}
     if args.ema is not None:
         fixed["ema"] = args.ema
