@@ -180,6 +180,8 @@ class Training(Record):
     then what validation figures and ``best`` are of; ``ema_sha256``: fingerprint of the average. ``checkpoints``:
     how many were ``saved`` and ``failed``, the ``last`` step, ``held_s`` (time that training waited, by save) and
     ``waited_s`` (all in all for the save before).
+    ``wall_s``: from when a rank was ready to train to the end of training, validation and saving included; the start of
+    ranks, tuning before it, and what is written at its end are not.
     ``own_work_s``: for CPU ranks, one entry a rank, the median over steps of what it does by itself: the step without
     the time inside collectives; ``None`` on GPUs and for short runs.
     ``job``: what was trained: ``data`` (its name, shapes or class), ``samples`` and ``held_out`` (``None``: a stream,

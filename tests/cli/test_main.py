@@ -7,6 +7,8 @@ import time
 import pytest
 
 from kway.cli import devices
+from kway.cli._grammar import grammar
+from kway.cli._synonyms import _ELSEWHERE
 from kway.cli.main import commands, main
 from kway.errors import KwayError, NonFiniteError, RankError, UsageError
 
@@ -87,6 +89,20 @@ def test_commands_offer_the_flags_that_they_use(name, offered, capsys):
 
 
 @pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train", "auto: the fastest, by a plan"),
+        *((name, "auto: data over the devices") for name in ("tune", "evaluate", "predict")),
+    ],
+)
+def test_what_an_automatic_strategy_is_for_a_command_is_in_its_help(name, said, capsys):
+    assert main([name, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert said in shown
+    assert ("no plan is made" in shown) == (name != "train")
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         (
@@ -123,6 +139,36 @@ def test_arguments_that_cannot_be_read_are_one_error(capsys, line, said):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"kway: error: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "own"),
+    [
+        ("train", "--learning-rate", "--lr"),
+        ("train", "--learning_rate=1", "--lr"),
+        ("train", "--batch_size", "--batch-size"),
+        ("train", "--batch", "--batch-size"),
+        ("train", "--epoch", "--epochs"),
+        ("train", "--gpus", "--devices"),
+        ("train", "--num-workers", "--workers"),
+        ("train", "--seed-everything", "--seed"),
+        ("train", "--max_grad_norm", "--clip-norm"),
+        ("evaluate", "--checkpoint", "--weights"),
+    ],
+)
+def test_a_flag_of_another_tool_is_told_by_its_name_here(capsys, command, flag, own):
+    assert main([command, "mlp", flag, "1"]) == 2
+    name = flag.partition("=")[0]
+    assert f"unknown flag {name}; did you mean {own}? see" in capsys.readouterr().err
+
+
+def test_only_flags_that_the_command_has_are_advised(capsys):
+    assert main(["predict", "mlp", "--weights", "w", "--learning-rate", "1"]) == 2
+    assert "unknown flag --learning-rate; see kway predict --help" in capsys.readouterr().err
+    flags = {flag for command in grammar() for each in command.flags for flag in each.names}
+    assert set(_ELSEWHERE) <= flags
+    names = [name for elsewhere in _ELSEWHERE.values() for name in elsewhere]
+    assert len(names) == len(set(names))
 
 
 def test_help_of_one_command(capsys):
@@ -214,6 +260,27 @@ def test_a_closed_pipe_is_quiet(words, codes):
 def test_torch_is_not_imported(code):
     found = python(f"{code}\n{LOADED}")
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("measure", "measurements.json"),
+        ("profile mlp", "workload.json"),
+        ("plan mlp", "plan.json"),
+        ("tune mlp", "tune.json"),
+        ("train mlp", "best.safetensors"),
+        ("predict mlp --weights taken", "predictions.safetensors"),
+        ("prove mlp", "proof.json"),
+    ],
+)
+def test_a_folder_that_is_taken_is_refused_before_torch_is_imported(tmp_path, command, file):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / file).touch()
+    words = [*command.split(), "--out", "taken"]
+    found = python(f"from kway.cli.main import main; assert main({words}) == 2\n{LOADED}", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert f"kway: error: taken already holds {file}" in found.stderr
 
 
 def test_importing_kway_imports_no_torch():

@@ -1,6 +1,7 @@
 """``kway profile``: one real run in small, what it prints and leaves, and what is refused."""
 
 import json
+import shlex
 
 import pytest
 from matplotlib.image import imread
@@ -29,12 +30,26 @@ def test_a_run_is_recorded_drawn_and_printed(tmp_path, capsys):
     assert "bound by" in text
     assert "gradients  " in text
     assert f"wrote      {out}/: workload.json, workload.png" in text
+    plan = f"next       kway plan mlp --workload {out}/workload.json --data synthetic --batch-size 32"
+    assert text.splitlines()[-1] == f"{plan} --devices 'cpu:1 cpu:2'"
     record = Workload.load(out)
     assert (record.model, record.batch_size, record.device) == ("mlp", 32, "cpu")
     assert {timing["devices"] for timing in record.timings} == {1, 2}
     assert imread(out / "workload.png").shape[1] >= 800
     # A folder that holds a profile is not written over.
     assert main([*WORDS, "--out", str(out)]) == 2
+
+
+def test_the_next_command_plans_by_the_profile_and_takes_none_anew(tmp_path, capsys):
+    words = [*WORDS, "--step-kind", "eager", "--shards", "4", "--exactness", "bits", "--lr", "0.2"]
+    words[words.index("cpu:2")] = "cpu:1"
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    following = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert following[:4] == ["next", "kway", "plan", "mlp"]
+    assert main([*following[2:], "--out", str(tmp_path / "plan")]) == 0
+    text = capsys.readouterr().out
+    assert "profiling" not in text
+    assert "1*  single" in text
 
 
 def test_json_is_the_record_and_nothing_else(tmp_path, capsys):

@@ -142,7 +142,8 @@ def signalled(here, number, when, *more):
 )
 def test_a_signal_that_ends_a_run_is_told_and_leaves_no_empty_folder(here, capsys, number, code, said):
     assert signalled(here, number, "") == code
-    assert capsys.readouterr().err == f"kway: {said}\n"
+    nothing = "nothing to go on from was saved; --checkpoint-every (checkpoint_every=) saves on the way"
+    assert capsys.readouterr().err == f"kway: {said}: {nothing}\n"
     assert not (here / "run").exists()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
 

@@ -81,6 +81,17 @@ def test_the_screen_says_where_a_run_ends_and_what_it_wrote(here, capsys):
     assert sorted(wrote[1].split(", ")) == sorted(names)
 
 
+def test_checkpoints_that_a_run_went_on_from_are_none_that_it_wrote(here, capsys):
+    assert main([*LINE, "--steps", "2", "--checkpoint-every", "2steps", "--out", "run"]) == 0
+    assert "checkpoints/" in capsys.readouterr().out.splitlines()[-1]
+    (here / "run" / "train.json").unlink()
+    assert main([*LINE, "--steps", "3", "--resume", "--out", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "note       goes on from a checkpoint and saves none itself, as --checkpoint-every" in said
+    assert said.splitlines()[-1].startswith("wrote      run/: train.json")
+    assert "checkpoints/" not in said.splitlines()[-1]
+
+
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
 def test_what_is_judged_is_said(here, capsys, command):
     assert main([*LINE, "--epochs", "1", "--out", "run"]) == 0

@@ -73,4 +73,37 @@ def test_another_job_is_refused_with_what_differs(begun, tmp_path, change, words
         kway.train(job(**change), devices="cpu:1", out=tmp_path / "more", resume=begun, steps=2)
     for word in words:
         assert word in str(caught.value)
+    # Weights that do not fit this model are no beginning for it either.
+    assert ("--init" in str(caught.value)) == ("model" not in change or change["model"] is Frozen)
     assert not (tmp_path / "more").exists()
+
+
+def form_of(run):
+    group = run.record.job["optimizer"]["groups"][0]
+    return {name for name in ("foreach", "fused") if group[name]}
+
+
+def test_how_an_optimizer_goes_over_its_parameters_may_change(tmp_path):
+    def train(name, **more):
+        out = tmp_path / name
+        return kway.train(job(), devices="cpu:1", out=out, checkpoint_every="1steps", **more)
+
+    assert form_of(train("first", steps=1, settings={"optimizer": "foreach"})) == {"foreach"}
+    more = train("more", steps=2, settings={"optimizer": "fused"}, resume=tmp_path / "first")
+    assert (more.record.resumed_from_step, form_of(more)) == (1, {"fused"})
+    # It is nobody's concern either where something else differs.
+    with pytest.raises(UsageError, match="another job: seed 0, now 3: going"):
+        kway.train(job(seed=3), devices="cpu:1", resume=tmp_path / "more", steps=3)
+
+
+def test_it_may_not_at_level_bits(tmp_path):
+    def train(**more):
+        fused = partial(torch.optim.Adam, lr=0.01, **more)
+        return kway.train(
+            job(optimizer=fused), devices="cpu:1", exactness="bits", steps=1, checkpoint_every="1steps",
+            out=tmp_path / str(len(more)), resume=tmp_path / "0" if more else False,
+        )  # fmt: skip
+
+    train()
+    with pytest.raises(UsageError, match="another optimizer: fused None, now True"):
+        train(fused=True)

@@ -138,23 +138,32 @@ def test_a_run_that_is_stopped_when_its_folder_was_renamed_says_where_its_checkp
 
 
 def test_ctrl_c_says_what_can_be_gone_on_with(saved):
-    with pytest.raises(KeyboardInterrupt) as caught, says_what_is_there(saved, StopRequest(), []):
+    with pytest.raises(KeyboardInterrupt) as caught, says_what_is_there(saved, StopRequest(), [], True):
         raise KeyboardInterrupt
     (note,) = caught.value.__notes__
     assert note.startswith(f"{saved}/checkpoints/step-4 is complete; go on with --resume --out {saved}")
 
 
-def test_without_a_checkpoint_nothing_is_promised(tmp_path):
-    with pytest.raises(KeyboardInterrupt) as caught, says_what_is_there(tmp_path, StopRequest(), []):
+@pytest.mark.parametrize(
+    ("saves", "said"),
+    [
+        (True, "no checkpoint is complete yet"),
+        (False, "was saved; --checkpoint-every (checkpoint_every=) saves"),
+    ],
+)
+def test_without_a_checkpoint_nothing_is_promised(tmp_path, saves, said):
+    with pytest.raises(KeyboardInterrupt) as caught, says_what_is_there(tmp_path, StopRequest(), [], saves):
         raise KeyboardInterrupt
-    assert not hasattr(caught.value, "__notes__")
+    (note,) = caught.value.__notes__
+    assert said in note
+    assert "--resume" not in note
 
 
 def test_a_second_order_is_no_loss_where_the_checkpoint_of_the_first_is_there(saved):
     stop = StopRequest("SIGTERM")
     with (
         pytest.raises(StoppedError, match="stopped by SIGTERM after step 4") as caught,
-        says_what_is_there(saved, stop, [4]),
+        says_what_is_there(saved, stop, [4], True),
     ):
         raise EndedBySignal(signal.SIGTERM)
     assert caught.value.exit_code == 75
@@ -162,7 +171,10 @@ def test_a_second_order_is_no_loss_where_the_checkpoint_of_the_first_is_there(sa
 
 @pytest.mark.parametrize("begun", [[], [5]])
 def test_a_second_order_ends_the_run_where_that_checkpoint_is_not_there(saved, begun):
-    with pytest.raises(EndedBySignal) as caught, says_what_is_there(saved, StopRequest("SIGTERM"), begun):
+    with (
+        pytest.raises(EndedBySignal) as caught,
+        says_what_is_there(saved, StopRequest("SIGTERM"), begun, True),
+    ):
         raise EndedBySignal(signal.SIGTERM)
     assert caught.value.code == 143
 

@@ -152,3 +152,13 @@ def test_an_epoch_of_which_every_step_was_taken_before_says_so(ranks, tmp_path):
     callbacks = [lambda event, record: heard.append(record) if event == "epoch" else None]
     kway.train(job(), out=tmp_path / "on", epochs=2, resume=tmp_path / "run", callbacks=callbacks, **given)
     assert [(row["epoch"], row.get("earlier", False)) for row in heard] == [(1, True), (2, False)]
+
+
+def test_a_run_that_goes_on_and_saves_no_checkpoint_says_so(tmp_path):
+    def notices(name, **more):
+        run = kway.train(job(), devices="cpu:1", out=tmp_path / name, **TRAINED, **more)
+        return [line for line in run.record.notices if "saves none itself" in line]
+
+    assert notices("first", steps=1, checkpoint_every="1steps") == []
+    assert len(notices("silent", steps=2, resume=tmp_path / "first")) == 1
+    assert notices("saving", steps=2, resume=tmp_path / "first", checkpoint_every="1steps") == []

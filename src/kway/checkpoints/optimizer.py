@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from kway.errors import UsageError
 
 # How an optimizer computes its step on this device, which is not part of what it computes.
-_HOW = frozenset({"capturable", "differentiable", "foreach", "fused"})
+IMPLEMENTATION = frozenset({"capturable", "differentiable", "foreach", "fused"})
 _Named = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -52,7 +52,7 @@ def load_by_name(optimizer: Optimizer, named: _Named, saved: Mapping[str, Any]) 
     layouts = []
     for group, pairs in groups:
         saved_options = by_names[frozenset(n for n, _ in pairs)].items()
-        options = {key: value for key, value in saved_options if key != "names" and key not in _HOW}
+        options = {key: value for key, value in saved_options if key != "names" and key not in IMPLEMENTATION}
         first = len(parameters)
         numbers = range(first, first + len(pairs))
         layouts.append({**_options(group), **_copied(options), "params": list(numbers)})

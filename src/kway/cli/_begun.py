@@ -8,6 +8,20 @@ from pathlib import Path
 from kway.cli._job import default_folder, job_of
 from kway.job import Job
 
+# Of what was said of the job, what no record holds and the next command has to be told again.
+_AGAIN = (
+    "data",
+    "data_dir",
+    "precision",
+    "seed",
+    "workers",
+    "loss",
+    "optimizer",
+    "lr",
+    "init",
+    "micro_batch",
+)
+
 
 @dataclass(frozen=True)
 class Begun:
@@ -33,3 +47,17 @@ def begun(args: argparse.Namespace) -> Begun:
     made = Begun(job, lines, args.out or default_folder(job.title), args.json)
     made.show("\n".join(lines))
     return made
+
+
+def again(args: argparse.Namespace, *more: str) -> list[str]:
+    """Return the flags that describe the job to the next command as it was described to this one, and ``more`` of it.
+
+    ``more``: names of arguments, of which those that were not given (``None``) are left out as well.
+    """
+    given = {name: getattr(args, name) for name in (*_AGAIN, *more)}
+    return [
+        word
+        for name, value in given.items()
+        if value is not None
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]

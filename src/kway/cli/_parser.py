@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from kway.cli._synonyms import meant_by
 from kway.errors import UsageError
 
 
@@ -55,7 +56,8 @@ class Parser(argparse.ArgumentParser):
         flags = (word.partition("=")[0] for word in words if word.startswith("-") and _is_text(word))
         for flag in flags:
             if flag not in known:
-                near = get_close_matches(flag, known, n=1)
+                meant = meant_by(flag, known)
+                near = [meant] if meant is not None else get_close_matches(flag, known, n=1)
                 advice = f"did you mean {near[0]}? " if near else ""
                 raise UsageError(f"unknown flag {flag}", "", advice + self._see)
 

@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; returns 0. Raises ``UsageError`` before anything is measured."""
     begun = time.perf_counter()  # loading torch is part of a quick measurement's minute
+    options.check_out(args, "measurements.json")
     from kway.cli._job import default_folder
     from kway.jobs.folder import claimed
     from kway.jobs.measuring import measure

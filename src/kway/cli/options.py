@@ -94,7 +94,9 @@ def placing(parser: argparse.ArgumentParser, several: bool = False, plans: bool 
     sets = "auto, N, cpu:N or cuda:I,J" + ("; several: 1,2,3 or 'cpu:2 cuda:0,1'" if several else "")
     parser.add_argument("--devices", default="auto", metavar="SET", help=f"{sets} (default auto)")
     named = "single, data, threads, or with a size, data=N" + (
-        " (several: by commas)" if several else ", or auto"
+        " (several: by commas)"
+        if several
+        else "; auto: data over the devices, single where that is one, and no plan is made"
     )
     if plans:
         parser.add_argument(
@@ -177,6 +179,20 @@ def output(parser: argparse.ArgumentParser, record: str, title: str = "MODEL") -
     parser.add_argument(
         "--json", action="store_true", help="print the record, and nothing else, on standard output"
     )
+
+
+def check_out(args: argparse.Namespace, *files: str) -> None:
+    """Raise ``UsageError`` where ``--out`` holds one of ``files`` already, before torch and data are loaded.
+
+    The stage itself looks again. Ranks that are already there hear it of rank 0 in there, all at once.
+    """
+    if args.out is None:
+        return
+    from kway.jobs.alone import is_alone
+    from kway.jobs.folder import check_free
+
+    if is_alone():
+        check_free(args.out, files)
 
 
 def stall(parser: argparse.ArgumentParser) -> None:

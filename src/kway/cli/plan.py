@@ -63,6 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan; returns 0. Raises ``UsageError`` before anything starts, and where the model fits nowhere."""
+    options.check_out(args, "plan.json", "speedup.png", "terms.png")
     from kway.cli._begun import begun
     from kway.cli._job import says_that_data_is_usual
     from kway.errors import UsageError
@@ -103,26 +104,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# Of what was said here, what a plan does not hold and a run has to be told again.
-_AGAIN = (
-    "data",
-    "data_dir",
-    "precision",
-    "seed",
-    "workers",
-    "loss",
-    "optimizer",
-    "lr",
-    "init",
-    "micro_batch",
-)
-
-
 def _next(args: argparse.Namespace, folder: Path, level: str) -> str:
     """Return the command that trains as it was planned."""
-    words = ["kway", "train", args.model, "--plan", f"{folder}/plan.json"]
-    for name in _AGAIN:
-        value = getattr(args, name)
-        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    from kway.cli._begun import again
+
+    words = ["kway", "train", args.model, "--plan", f"{folder}/plan.json", *again(args)]
     # A plan never lowers the level of a run, which is math where nobody says another.
     return shlex.join(words + (["--exactness", level] if level == "loose" else []))

@@ -22,6 +22,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict; returns 0. Raises ``UsageError`` before anything starts."""
+    # First: whether other ranks are there depends on it.
+    options.meet(args)
+    options.check_out(args, "predictions.safetensors")
     from safetensors.torch import save
 
     from kway.cli._job import default_folder, job_of
@@ -31,7 +34,6 @@ def run(args: argparse.Namespace) -> int:
     from kway.jobs.folder import claimed
     from kway.records import write_atomically
 
-    options.meet(args)
     weights = weights_file(args.weights)
     job, lines = job_of(args, False)
     where = {"devices": args.devices, "strategy": args.strategy}

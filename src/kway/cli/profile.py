@@ -1,6 +1,8 @@
 """``kway profile``: what a model costs on one device."""
 
 import argparse
+import shlex
+from pathlib import Path
 
 from kway.cli import options
 
@@ -41,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Profile; returns 0. Raises ``UsageError`` before anything is measured."""
+    options.check_out(args, "workload.json", "workload.png")
     from kway.cli._begun import begun
     from kway.cli._job import says_that_data_is_usual
     from kway.jobs.folder import claimed
@@ -67,4 +70,28 @@ def run(args: argparse.Namespace) -> int:
         print(record.to_json())
         return 0
     print("\n".join(["", *lines_of(record), f"wrote      {folder}/: workload.json, {drawn.name}"]))
+    if args.settings is None:
+        # A plan is of steps without settings.
+        print(f"next       {_next(args, folder, sorted({timing['devices'] for timing in record.timings}))}")
     return 0
+
+
+def _next(args: argparse.Namespace, folder: Path, counts: list[int]) -> str:
+    """Return the command that plans by this profile. ``counts``: the numbers of devices whose shares were timed."""
+    from kway.cli._begun import again
+    from kway.devices.select import parse
+    from kway.devices.topology import discover
+    from kway.planned import spelled_set
+    from kway.strategies.levels import DEFAULT_SHARDS
+
+    words = ["kway", "plan", args.model, "--workload", f"{folder}/workload.json", *again(args, "batch_size")]
+    if args.devices != "auto":
+        named = parse(args.devices, discover())
+        words += ["--devices", " ".join(spelled_set(named[:count]) for count in counts)]
+    if args.exactness != "math":
+        words += ["--exactness", args.exactness]
+    if args.shards != DEFAULT_SHARDS:
+        words += ["--shards", str(args.shards)]
+    if args.step_kind != "auto":
+        words += ["--step-kind", args.step_kind]
+    return shlex.join(words)

@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prove; returns 0 for a pass and 1 for a fail. Raises ``UsageError`` before anything starts."""
+    options.check_out(args, "proof.json")
     from kway.cli._job import default_folder, job_of
     from kway.jobs.proving import prove
     from kway.report.tables import table

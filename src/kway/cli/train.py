@@ -208,6 +208,10 @@ class _Shown:
 
 def run(args: argparse.Namespace) -> int:
     """Train; returns 0. Raises ``UsageError`` before anything starts, and what a failed run raises."""
+    # First: whether other ranks are there depends on it.
+    options.meet(args)
+    if not args.resume and args.resume_from is None:
+        options.check_out(args, *(name.rstrip("/") for name in WRITTEN if name != "logs/"))
     from kway.cli._job import default_folder, job_of, says_that_data_is_usual
     from kway.devices.terminal import redraws
     from kway.jobs.alone import speaks
@@ -215,7 +219,6 @@ def run(args: argparse.Namespace) -> int:
     from kway.report.progress import Progress
 
     _check(args)
-    options.meet(args)
     fixed: dict[str, object] = {}
     if args.ema is not None:
         fixed["ema"] = args.ema
@@ -291,4 +294,7 @@ def _say_result(result: Any, folder: Path, said: set[str]) -> None:
         print(side_by_side(result.record.predicted_step_s, step))
     if result.record.timeline is not None:
         print("\n".join([*lines_of(result.record.timeline), ""]))
-    print(f"wrote      {folder}/: {', '.join(name for name in WRITTEN if (folder / name).exists())}")
+    there = [name for name in WRITTEN if (folder / name).exists()]
+    # Those that the run went on from are not its own.
+    wrote = [name for name in there if name != "checkpoints/" or result.record.checkpoints is not None]
+    print(f"wrote      {folder}/: {', '.join(wrote)}")

@@ -27,12 +27,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tune; returns 0. Raises ``UsageError`` before anything starts."""
+    # First: whether other ranks are there depends on it.
+    options.meet(args)
+    options.check_out(args, "tune.json")
     from kway.cli._begun import begun
     from kway.cli._job import says_that_data_is_usual
     from kway.jobs.tuning import tune
     from kway.report.tuning import lines_of
 
-    options.meet(args)
     here = begun(args)
     folder = here.folder
     with says_that_data_is_usual(args, here.lines):

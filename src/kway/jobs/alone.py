@@ -20,3 +20,9 @@ def speaks() -> bool:
     """Whether this process prints and writes: of ranks that something else started, rank 0 does."""
     world = from_environment(device="cpu")
     return world is None or world.is_main
+
+
+def is_alone() -> bool:
+    """Whether this process is none of several ranks that something else started."""
+    world = from_environment(device="cpu")
+    return world is None or world.size == 1

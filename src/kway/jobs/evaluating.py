@@ -39,10 +39,10 @@ def evaluate(
 
     ``weights``: a safetensors file, a state dict or a module; ``None``: the job's model as it is. Each sample
     counts once on any number of devices, also the last ones of a ``DataLoader`` with ``drop_last``. ``batch_size``: the
-    samples of a batch over all devices (default: a ``DataLoader``'s own, else the job's). Prints what there
-    is to know about data and devices on standard error. A module lies afterwards where it did, in its own dtypes.
-    Raises ``UsageError`` before anything starts, and ``ReplicaError`` where the model is that of an open job of which
-    ranks hold other weights than each other.
+    samples of a batch over all devices (default: a ``DataLoader``'s own, else the job's). ``strategy``: ``"auto"`` is
+    data parallelism over the devices, without a plan. Prints what there is to know about data and devices on standard
+    error. A module lies afterwards where it did, in its own dtypes. Raises ``UsageError`` before anything starts, and
+    ``ReplicaError`` where the model is that of an open job of which ranks hold other weights than each other.
     """
     results = _on_ranks(evaluate_rank, job, weights, judged(job, data, batch_size), devices, strategy)
     values: dict[str, float] = results[0]

@@ -32,7 +32,7 @@ def claimed(
     folder = Path(out)
     made, hold = _made(folder, alone)
     try:
-        _check_free(folder, (record, *others))
+        check_free(folder, (record, *others))
         yield folder
     except BaseException:
         _remove_empty(made)
@@ -83,9 +83,10 @@ def _remove_empty(made: list[Path]) -> None:
             path.rmdir()
 
 
-def _check_free(folder: Path, files: tuple[str, ...]) -> None:
+def check_free(folder: Path, files: tuple[str, ...]) -> None:
+    """Raise ``UsageError`` where the folder holds one of the files."""
     for name in files:
-        if (folder / name).exists():
+        if is_there(folder / name):
             raise UsageError(
                 f"{folder} already holds {name}",
                 "a record is never written over",

@@ -14,17 +14,18 @@ from kway.world import StopRequest
 
 
 @contextmanager
-def says_what_is_there(folder: Path, stop: StopRequest, begun: Sequence[int]) -> Iterator[None]:
+def says_what_is_there(folder: Path, stop: StopRequest, begun: Sequence[int], saves: bool) -> Iterator[None]:
     """Add to Ctrl-C and to signals that end the block what can be gone on with, as a note of the exception.
 
-    ``begun``: the steps of the saves that began after ``stop`` was set. Raises ``StoppedError`` in place of a
-    second order to stop that came when what the first one asked for was done.
+    ``begun``: the steps of the saves that began after ``stop`` was set. ``saves``: whether the run saves on its way.
+    Raises ``StoppedError`` in place of a second order to stop that came when what the first one asked for was done.
     """
     try:
         yield
     except (KeyboardInterrupt, EndedBySignal) as error:
         step = last_complete(folder / FOLDER)
         if step is None:
+            error.add_note(_nothing(saves))
             raise
         there = _is_complete(folder, step)
         if isinstance(error, EndedBySignal) and begun and step >= begun[-1]:
@@ -35,10 +36,16 @@ def says_what_is_there(folder: Path, stop: StopRequest, begun: Sequence[int]) ->
         raise
 
 
-def what_is_there(folder: Path) -> str:
-    """Say what a run that ends now leaves in ``folder`` to go on from; ``""`` where that is nothing."""
+def what_is_there(folder: Path, saves: bool) -> str:
+    """Say what a run that ends now leaves in ``folder`` to go on from. ``saves``: whether it saves on its way."""
     step = last_complete(folder / FOLDER)
-    return "" if step is None else f"{_is_complete(folder, step)}; {to_go_on(str(folder))}"
+    return _nothing(saves) if step is None else f"{_is_complete(folder, step)}; {to_go_on(str(folder))}"
+
+
+def _nothing(saves: bool) -> str:
+    if saves:
+        return "no checkpoint is complete yet, so there is nothing to go on from"
+    return "nothing to go on from was saved; --checkpoint-every (checkpoint_every=) saves on the way"
 
 
 def _is_complete(folder: Path, step: int) -> str:

@@ -56,6 +56,7 @@ def parallel(
 ) -> Iterator["Session"]:
     """Open ``job`` on the ranks that ``kway launch`` or torchrun started, or on this process alone.
 
+    ``strategy``: ``"auto"`` is data parallelism over these ranks, without a plan.
     ``stall_timeout`` ends ranks of another launcher as ``kway.train`` does; ``kway launch`` has a flag for its own.
     Raises ``UsageError`` where ``devices`` asks for several devices outside of such ranks.
     """
@@ -376,7 +377,7 @@ class Session:
         return Position(self.steps, checkpoint.epoch, checkpoint.part("run")["step_of_epoch"])
 
     def _fits(self, checkpoint: Checkpoint) -> None:
-        check_options(checkpoint, self._began)
+        check_options(checkpoint, self._began, self.engine.holds_within)
 
     def _end_saving(self) -> None:
         if self._writer is not None:

@@ -41,6 +41,16 @@ def check_saving(out: Any, every: Any, keep: Any, resume: bool | Path | str) -> 
         raise UsageError("resume=True without a folder", "its checkpoints are looked for there", "set out=")
 
 
+def saves_none(found: Path | None, every: Any) -> list[str]:
+    """Say that a run goes on from the checkpoint ``found`` and saves none, where ``every`` is not set."""
+    if found is None or every is not None:
+        return []
+    return [
+        "goes on from a checkpoint and saves none itself, as --checkpoint-every (checkpoint_every=) is not given: what "
+        "ends it before its time takes it back to there"
+    ]
+
+
 def as_begun(checkpoint: Checkpoint, plan: Plan, named: bool) -> Plan:
     """Return ``plan`` with step kind and settings of the run that a checkpoint is of, where its devices can do that.
 
@@ -138,7 +148,9 @@ def _check_job(
     raise UsageError(
         f"checkpoint {checkpoint.path} is of another job: {'; '.join(differ)}",
         "going on would give a result that neither job gives from the start",
-        "go on with the same job, or start a new run from its weights (init=, --init)",
+        "go on with the same job, or start a new run from its weights (init=, --init)"
+        if unfit is None
+        else "go on with the same job; to begin from its weights, too, takes the model that they are of",
     )
 
 

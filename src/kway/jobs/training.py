@@ -26,7 +26,7 @@ from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there, wh
 from kway.jobs.listeners import Callback, followed, listeners
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
-from kway.jobs.resuming import check_saving, find, optimizer_of
+from kway.jobs.resuming import check_saving, find, optimizer_of, saves_none
 from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.records import Plan, Training
@@ -232,8 +232,11 @@ def train(
         # First: a run that is at work there may remove what would be found.
         folder = _folder(stack, where, out, resume)
         found, told = on_main(where, lambda: checkpoint_of(out, resume))
+        told = [*told, *saves_none(found, checkpoint_every)]
         if out is not None:
-            stack.enter_context(says_what_is_there(folder, tell.stop, tell.begun))
+            stack.enter_context(
+                says_what_is_there(folder, tell.stop, tell.begun, checkpoint_every is not None)
+            )
         # An instance has been initialised here, and travels as it is: init must not run again on every rank.
         sent = replace(spec.job, model=model, init=None) if isinstance(job.model, nn.Module) else spec.job
         spec = replace(
@@ -303,7 +306,9 @@ def train(
                     ranks=ranks,
                     stop=tell.stop,
                     stall_timeout=stall,
-                    leaves=None if out is None else partial(what_is_there, folder),
+                    leaves=None
+                    if out is None
+                    else partial(what_is_there, folder, checkpoint_every is not None),
                 )
         of_ranks, average, made = results[0]
         lines = [*where.notices, *told, *tell.told, *of_ranks.notices]

@@ -65,8 +65,8 @@ def tune(
     not where ``allow`` names a precision: that is another run, which nobody is given unasked.
     ``step_kind``, ``settings``: what is to stay as named. ``seconds``: at most, about; what would take longer than is
     left is not begun. ``allow``: precisions that may be chosen beside the job's own. ``refresh``: measure also what is
-    known already. ``out``: a folder for tune.json. The rest as for ``kway.train``. Raises ``UsageError`` before
-    anything starts.
+    known already. ``out``: a folder for tune.json. ``strategy``: ``"auto"`` is data parallelism over the devices,
+    without a plan. The rest as for ``kway.train``. Raises ``UsageError`` before anything starts.
     """
     check_job(job)
     truth("refresh", refresh)

@@ -23,10 +23,19 @@ def check_same_shape(loss: str, output: torch.Tensor, target: Any) -> None:
         raise UsageError(
             got,
             f"{need}: {output.shape[1:].numel()} numbers a sample beside one",
-            f"for classes make the labels integers of shape ({len(target)},), as target.long() does, and the loss "
-            "cross entropy; else let the model return one number a sample",
+            f"for classes {_classes(target)}; else let the model return one number a sample",
         )
     raise UsageError(got, need, "let the model return as many numbers a sample as the target holds")
+
+
+def _classes(target: torch.Tensor) -> str:
+    """Say what makes classes of a target that holds one number a sample."""
+    loss = "the loss cross entropy (nn.CrossEntropyLoss(), --loss cross-entropy)"
+    is_whole = not (target.is_floating_point() or target.is_complex())
+    if is_whole:
+        is_ready = target.dim() == 1 and target.dtype is torch.int64
+        return f"take {loss}" + ("" if is_ready else f", of int64 labels of shape ({len(target)},)")
+    return f"make the labels integers of shape ({len(target)},), as target.long() does, and take {loss}"
 
 
 def _bare(value: torch.Tensor) -> list[int]:

@@ -1,11 +1,12 @@
 """How the optimizer of a run began, so that a run does not go on with another one unnoticed."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from kway.checkpoints.optimizer import state_by_name
+from kway.checkpoints.optimizer import IMPLEMENTATION, state_by_name
 from kway.checkpoints.reading import Checkpoint
 from kway.errors import UsageError
 from kway.training.facts import as_text
@@ -28,10 +29,13 @@ def began(optimizer: torch.optim.Optimizer, model: nn.Module) -> Began:
     )
 
 
-def differing_options(checkpoint: Checkpoint, now: Began, names: bool = True) -> list[str]:
+def differing_options(
+    checkpoint: Checkpoint, now: Began, names: bool = True, forms: bool = False
+) -> list[str]:
     """List what differs between the optimizer that a checkpoint's run began with and the one at hand.
 
-    Of another class only what both know by a name is compared. ``names``: whether those of parameters are.
+    Of another class only what both know by a name is compared. ``names``: whether those of parameters are. ``forms``:
+    whether ways to compute the same step (foreach, fused) are, which settings and tuning may choose anew.
     """
     kind, then = checkpoint.part("optimizer")["kind"], checkpoint.part("options")
     differ = [] if kind == now.kind else [f"{kind}, now {now.kind}"]
@@ -43,15 +47,21 @@ def differing_options(checkpoint: Checkpoint, now: Began, names: bool = True) ->
         # What a schedule notes of the rate says no more than the rate.
         and (name != "initial_lr" or a["lr"] == b["lr"])
         and (names or name != "names")
+        and (forms or name not in IMPLEMENTATION)
     ]
     if len(then) != len(now.options):
         differ.append(f"{len(then)} groups of parameters, now {len(now.options)}")
     return differ
 
 
-def check_options(checkpoint: Checkpoint, now: Began) -> None:
-    """Raise ``UsageError`` that lists what differs where the run began with another optimizer, or other options."""
-    differ = differing_options(checkpoint, now)
+def check_options(checkpoint: Checkpoint, now: Began, within: Mapping[str, Any] | None) -> None:
+    """Raise ``UsageError`` that lists what differs where the run began with another optimizer, or other options.
+
+    ``within``: what bits hold within now, ``None`` at other levels.
+    """
+    # Another kernel of the same step rounds otherwise, which matters where both runs hold bits.
+    forms = None not in (checkpoint.part("within"), within)
+    differ = differing_options(checkpoint, now, forms=forms)
     if differ:
         raise UsageError(
             f"checkpoint {checkpoint.path} is of a job with another optimizer: {'; '.join(differ)}",

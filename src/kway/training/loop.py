@@ -280,7 +280,7 @@ class Loop:
             return None
         checkpoint = open_checkpoint(Path(self.spec.resume))
         check_within(checkpoint, self.engine.holds_within)
-        check_options(checkpoint, self.saver.began)
+        check_options(checkpoint, self.saver.began, self.engine.holds_within)
         run = checkpoint.part("run")
         self.engine.restore(checkpoint)
         streams = isinstance(self.loader.parts.order, StreamOrder)
