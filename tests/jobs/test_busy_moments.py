@@ -90,6 +90,8 @@ def test_a_check_says_who_else_was_at_work_and_what_is_new(monkeypatch):
     assert [each["new"] for each in later.workloads] == [False]
     (note,) = later.notices
     assert note.startswith("checked while other programs kept 1.8 of 2 processors busy")
+    # Nor does any later plan go by what it was off by.
+    assert later.history["checks"] == 0
     assert all(each["new"] for each in kway.plan(job(), refresh=True, **options).workloads)
 
 

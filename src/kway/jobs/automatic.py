@@ -66,12 +66,14 @@ class Going:
             return record
         measured = record.measured_step_s
         tuned = (record.tuned or {}).get("choice") or record.settings
-        if where.is_main and measured and not tuned and record.step_kind == row["step_kind"]:
+        # Ranks that others started may still be at their end, and are no other programs.
+        lines = [] if where.joined is not None else slowed(record, row["step_s"])
+        is_its_step = not tuned and record.step_kind == row["step_kind"]
+        # What others held up tells nothing of the model.
+        if where.is_main and measured and is_its_step and not lines:
             made = datetime.now(UTC).isoformat(timespec="seconds")
             kept = {**row, "measured_step_s": measured, "error": row["step_s"] / measured - 1}
             history.keep(history.facts_of(discover()), [history.entry(kept, record.model, made)])
-        # Ranks that others started may still be at their end, and are no other programs.
-        lines = [] if where.joined is not None else slowed(record, row["step_s"])
         return replace(record, predicted_step_s=row["step_s"], notices=[*record.notices, *lines])
 
 

@@ -98,16 +98,23 @@ def plan(
 
 
 def checked(asked: Asked, record: Planned, ranks: Any, say: Callable[[str], None], begun: float) -> Planned:
-    """Return the record with what runs of its candidates measured; their errors are kept for later plans."""
+    """Return the record with what runs of its candidates measured; their errors are kept for later plans.
+
+    Not those of a busy moment: they would say of the model what the other programs did.
+    """
     job = asked.job
     others = busy.taken(asked.cluster.cpu["usable"])
     lines = run_each(job, record.candidates, asked.level, asked.shards, say, ranks)
     if others:
-        lines.append(f"checked while other programs kept {others} busy: steps may take far less without them")
+        lines.append(
+            f"checked while other programs kept {others} busy: steps may take far less without them, and later plans "
+            "do not go by this check"
+        )
     measured = [row for row in record.candidates if row.get("measured_step_s")]
     made = datetime.now(UTC).isoformat(timespec="seconds")
     facts = history.facts_of(asked.cluster)
-    history.keep(facts, [history.entry(row, record.model, made) for row in measured])
+    if not others:
+        history.keep(facts, [history.entry(row, record.model, made) for row in measured])
     return replace(
         record,
         check=judged(measured),
