@@ -1,8 +1,13 @@
 """Copies of data: what they leave alone, what they share, and what they refuse."""
 
+import io
 import math
+import mmap
+import multiprocessing
+import queue
 import sqlite3
 import threading
+import weakref
 import zipfile
 
 import numpy as np
@@ -120,14 +125,17 @@ class Reads(Dataset):
         return self.read(self.handle, place)
 
 
-class NotPickled:
-    """Refuses as HDF5 files do."""
+class Dataset5:
+    """Refuses as HDF5 files do, and is of the module that those are of."""
 
     def __getnewargs__(self):
         raise TypeError("h5py objects cannot be pickled")
 
     def __getitem__(self, place):
         return f"row {place}"
+
+
+Dataset5.__module__, Dataset5.__name__ = "h5py._hl.dataset", "Dataset"
 
 
 @pytest.fixture
@@ -152,7 +160,9 @@ def from_table(connection, place):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("kind", ["lock", "hdf5", "table", "archive", "bytes", "raw", "text"])
+@pytest.mark.parametrize(
+    "kind", ["lock", "rlock", "lock of processes", "hdf5", "table", "archive", "bytes", "raw", "text"]
+)
 def test_data_that_hold_something_open_are_copied_but_for_that(kind, wrapped, lines, tmp_path):
     if kind == "archive":
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
@@ -163,7 +173,9 @@ def test_data_that_hold_something_open_are_copied_but_for_that(kind, wrapped, li
     table.executemany("insert into rows values (?, ?)", [(place, f"row {place}") for place in range(4)])
     handle, read = {
         "lock": lambda: (threading.Lock(), lambda lock, place: f"row {place}"),
-        "hdf5": lambda: (NotPickled(), lambda rows, place: rows[place]),
+        "rlock": lambda: (threading.RLock(), lambda lock, place: f"row {place}"),
+        "lock of processes": lambda: (multiprocessing.Lock(), lambda lock, place: f"row {place}"),
+        "hdf5": lambda: (Dataset5(), lambda rows, place: rows[place]),
         "table": lambda: (table, from_table),
         "archive": lambda: (zipfile.ZipFile(tmp_path / "a.zip"), from_archive),
         "bytes": lambda: (lines.open("rb"), from_place),
@@ -206,6 +218,73 @@ def test_what_hands_out_one_thing_after_the_other_is_refused(lines):
         for handle in ((row for row in X), table.execute("select 1"), written):
             with pytest.raises(UsageError, match="cannot be copied"):
                 own_copy(Reads(handle, None))
+
+
+@pytest.mark.parametrize("newline", [None, "", "\r"])
+def test_a_text_file_opened_anew_has_the_ends_of_line_that_it_was_opened_with(newline, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'1,"a\r\nb"\r\n2,c\r\n')
+    with path.open(newline=newline) as file:
+        own = Reads(file, lambda file, place: (file.seek(0), file.readlines())[1])
+        assert own_copy(own)[0] == own[0]
+        assert own_copy(own)[0] == own[0]
+
+
+def test_arrays_of_an_archive_are_opened_anew(tmp_path):
+    np.savez(tmp_path / "arrays.npz", x=X)
+    with np.load(tmp_path / "arrays.npz") as arrays:
+        own = Reads(arrays, lambda arrays, place: arrays["x"][place])
+        made = own_copy(own)
+        assert made.handle is not arrays
+        assert np.array_equal(made[2], X[2])
+        assert np.array_equal(made.handle.f.x, X)
+        made = None
+        assert np.array_equal(own[1], X[1])
+    arrays = np.load(io.BytesIO((tmp_path / "arrays.npz").read_bytes()))
+    with arrays, pytest.raises(UsageError, match="data of type Reads that cannot be copied"):
+        own_copy(Reads(arrays, None))
+
+
+def test_what_raises_when_its_class_is_asked_for_is_one_line():
+    gone = weakref.proxy(Reads(None, None))
+    with pytest.raises(UsageError, match=r"cannot be copied \(ReferenceError"):
+        own_copy(Reads(gone, None))
+
+
+class Refuses(Dataset):
+    """Cannot be copied, and counts."""
+
+    asked = 0
+
+    def __getstate__(self):
+        raise TypeError("no copy of this")
+
+    def __getitem__(self, place):
+        self.asked += 1
+        return X[place]
+
+
+class Table(sqlite3.Connection):
+    """A connection that may count."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Refuses,
+        lambda: Reads(Refuses(), None),
+        lambda: DataLoader(Refuses()),
+        Dataset5,
+        lambda: Reads(multiprocessing.Value("i", 0), None),
+        lambda: Reads(queue.SimpleQueue(), None),
+        lambda: Reads(threading.local(), None),
+        lambda: Reads(mmap.mmap(-1, 8), None),
+        lambda: Reads(sqlite3.connect(":memory:", factory=Table), None),
+    ],
+)
+def test_what_may_keep_a_state_is_never_shared(make):
+    with pytest.raises(UsageError, match="cannot be copied"):
+        own_copy(make())
 
 
 def test_each_pass_over_a_stream_begins_where_the_stream_is():

@@ -1,5 +1,7 @@
 """What a plan that is made on the way leaves of the user's data: all of it. The run is that without a plan."""
 
+import re
+import threading
 from functools import partial
 
 import pytest
@@ -12,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 import kway
 from kway.devices.simulated import simulated
 from kway.jobs import checking
+from kway.jobs.asked import asked_of
 
 X, Y = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 4
 
@@ -77,3 +80,65 @@ def test_runs_of_a_check_read_data_of_their_own(monkeypatch):
             assert len(record.best["rounds"]) == checking.ROUNDS
     assert own.asked == 0
     assert len([*stream]) == 64
+
+
+class FromFile(Dataset):
+    """Reads its samples from a file that is open, one thread at a time."""
+
+    def __init__(self, path):
+        path.write_bytes(X.numpy().tobytes())
+        self.file, self.lock = path.open("rb"), threading.Lock()
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, place):
+        with self.lock:
+            self.file.seek(32 * place)
+            return torch.frombuffer(bytearray(self.file.read(32)), dtype=torch.float32), Y[place]
+
+
+@pytest.fixture
+def from_file(tmp_path):
+    data = FromFile(tmp_path / "rows")
+    yield data
+    data.file.close()
+
+
+NOT_SENT = r"job\.data\.\w+: a '_\S+' cannot be sent to other processes"
+
+
+def test_what_cannot_be_sent_is_planned_for_one_process(from_file):
+    known = workload((4, 8, 16), model="net")
+    record = kway.plan(job(from_file), devices="cpu:1 cpu:2", workload=known, measurements=measurements())
+    assert {row["strategy"] for row in record.candidates} == {"single", "threads=2"}
+    left = {row["strategy"]: row["why"] for row in record.left if row["device_set"] == ["cpu"] * 2}
+    assert re.match(NOT_SENT, left["data=2"])
+    assert "make it where it is used" in left["data=2"]
+    with pytest.raises(kway.UsageError, match=f"^no plan for net: {NOT_SENT}"):
+        kway.plan(
+            job(from_file), devices="cpu:2", strategy="data", workload=known, measurements=measurements()
+        )
+
+
+def test_what_cannot_be_sent_is_trained_as_was_planned(from_file):
+    record = kway.plan(
+        job(from_file),
+        devices="cpu:1 cpu:2",
+        workload=workload((4, 8, 16), model="net"),
+        measurements=measurements(),
+    )
+    assert kway.train(job(from_file), plan=record, steps=2).record.layout == record.best["layout"]
+
+
+def test_where_others_start_the_ranks_all_candidates_are_there(from_file):
+    arguments = job(from_file), "cpu:2", "data", "math", 4, "eager"
+    with pytest.raises(kway.UsageError, match=NOT_SENT):
+        asked_of(*arguments)
+    assert asked_of(*arguments, is_here=False).sets == [["cpu"] * 2]
+
+
+def test_tuning_refuses_what_cannot_be_sent_before_it_begins(from_file, tmp_path):
+    with pytest.raises(kway.UsageError, match=f"^{NOT_SENT}"):
+        kway.tune(job(from_file), devices="cpu:2", out=tmp_path / "tuned")
+    assert not (tmp_path / "tuned").exists()

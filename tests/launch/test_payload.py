@@ -2,6 +2,7 @@ import importlib.util
 import pickle
 import sys
 import threading
+import tracemalloc
 import types
 
 import numpy as np
@@ -11,13 +12,25 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from kway import by_value
-from kway.launch.payload import dump, load
+from kway.launch.payload import check, dump, load
 
 LARGE = 100_000
 
 
 def there_and_back(value, folder=None):
     return load(dump(value, folder))
+
+
+def test_to_check_whether_a_thing_can_be_sent_takes_no_memory_of_its_size():
+    things = [bytes(10_000_000), np.ones(1_000_000), torch.ones(1_000_000), "a" * 10_000_000]
+    tracemalloc.start()
+    try:
+        check(things)
+        assert tracemalloc.get_traced_memory()[1] < 12_000_000
+        with pytest.raises(TypeError, match="lock"):
+            check([*things, threading.Lock()])
+    finally:
+        tracemalloc.stop()
 
 
 def test_large_memory_goes_to_one_file_and_small_does_not(tmp_path):

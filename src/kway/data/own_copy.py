@@ -54,7 +54,7 @@ def own_copy(data: Any, room: int | None = None) -> Any:
         return copy.deepcopy(data, dict(memo))
     except Exception:
         # It holds something that is no data: seldom, so that nobody else need look for it.
-        memo |= stand_ins(data, memo, by_index=_is_indexed(source))
+        memo |= stand_ins(data, source, memo, by_index=_is_indexed(source))
     try:
         return copy.deepcopy(data, memo)
     except Exception as error:
@@ -103,18 +103,20 @@ def _inside(data: Any, known: set[int]) -> tuple[list[Any], int]:
     waiting, seen = [data], {*known}
     while waiting:
         value = waiting.pop()
-        if isinstance(value, _NO_STATE) or id(value) in seen:
+        # By type: to be asked for its class, a value may raise (a weak reference to what is gone).
+        kind = type(value)
+        if issubclass(kind, _NO_STATE) or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, ModuleType) or _read_only(value):
+        if issubclass(kind, ModuleType) or (issubclass(kind, np.ndarray) and _read_only(value)):
             shared.append(value)
-        elif isinstance(value, torch.Tensor):
+        elif issubclass(kind, torch.Tensor):
             storage = value.untyped_storage() if value.layout is torch.strided else None
             if storage is None or storage.data_ptr() not in seen:
                 size += value.nbytes if storage is None else storage.nbytes()
             if storage is not None:
                 seen.add(storage.data_ptr())
-        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        elif issubclass(kind, np.ndarray) and not value.dtype.hasobject:
             size += value.nbytes
         else:
             waiting += gc.get_referents(value)

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
+
+from torch import nn
 
 from kway.devices.cpu import threads_for
 from kway.devices.select import parse_list, spelled
@@ -10,6 +13,7 @@ from kway.devices.topology import discover
 from kway.errors import RefusedError, UsageError
 from kway.job import Job
 from kway.jobs.alone import refuse_among_ranks
+from kway.launch.blame import check_value
 from kway.planned import device_type
 from kway.planning.candidates import Candidate, Left, candidates, device_sets
 from kway.planning.price import Scaling
@@ -70,8 +74,12 @@ def asked_of(
     step_kind: Any,
     batch_size_per_device: int | None = None,
     cluster: Cluster | None = None,
+    is_here: bool = True,
 ) -> Asked:
-    """Return what is to be planned. Raises ``UsageError`` for what cannot be; nothing is started."""
+    """Return what is to be planned. Raises ``UsageError`` for what cannot be; nothing is started.
+
+    ``is_here``: whether kway is to start the ranks, so that what cannot be sent to them is left to one process.
+    """
     cluster = discover() if cluster is None else cluster
     refuse_among_ranks("a plan", "their number is chosen already", "plan in one process")
     kinds = _names("step_kind", step_kind)
@@ -85,11 +93,22 @@ def asked_of(
     model = build(job)
     scaling = Scaling(parts.order.batch_size, batch_size_per_device is not None)
 
+    @cache
+    def not_sent() -> str:
+        try:
+            # Of a model that is there already its init is no part: it has run.
+            check_value("job", replace(job, init=None) if isinstance(job.model, nn.Module) else job)
+        except UsageError as error:
+            return str(error)
+        return ""
+
     node_of = {f"cuda:{gpu['index']}": gpu.get("node", 0) for gpu in cluster.gpus}
 
     def refused(layout: Mapping[str, int], devices: Sequence[str]) -> str:
         if one_process(layout) and len({node_of.get(device, 0) for device in devices}) > 1:
             return "its ranks are threads of one process, and these devices are of several machines"
+        if is_here and len(devices) > 1 and not one_process(layout) and not_sent():
+            return not_sent()
         try:
             check_model(job, model, layout, exactness, scaling.of(len(devices)), shards)
         except RefusedError as error:

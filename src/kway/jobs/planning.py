@@ -81,7 +81,17 @@ def plan(
         from kway.jobs.elsewhere import known_elsewhere, machine_there
 
         cluster, there, devices = machine_there(on, devices)
-    asked = asked_of(job, devices, strategy, exactness, shards, step_kind, batch_size_per_device, cluster)
+    asked = asked_of(
+        job,
+        devices,
+        strategy,
+        exactness,
+        shards,
+        step_kind,
+        batch_size_per_device,
+        cluster,
+        is_here=on is None,
+    )
     with ExitStack() as stack:
         folder = stack.enter_context(claimed(out, "plan.json", PICTURES)) if out is not None else None
         if there is not None:

@@ -16,6 +16,7 @@ from kway.jobs.arguments import check_job, truth
 from kway.jobs.folder import claimed
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.resuming import as_begun
+from kway.launch.blame import check_value
 from kway.records import Plan, Training, Tuning
 from kway.registry import known
 from kway.report.tuning import choice_text
@@ -88,6 +89,8 @@ def tune(
     model = build(job)
     check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
     sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
+    if where.starts_ranks:
+        check_value("job", sent)
     own = None if where.starts_ranks else model
     with ExitStack() as stack:
         folder = out
