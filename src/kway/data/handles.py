@@ -15,8 +15,6 @@ from zipfile import BadZipFile
 import torch
 from numpy.lib.npyio import NpzFile
 
-from kway.data.newlines import newline_of
-
 # What has nothing below it that a copy could trip over.
 _PLAIN = (
     *(str, bytes, int, float, bool, complex, type(None), type),
@@ -36,10 +34,11 @@ def stand_ins(data: Any, source: Any, known: Mapping[int, Any], by_index: bool) 
     """Return by the id of each handle that ``data`` reaches what a copy is to hold in its place.
 
     A file of the disk that is open to be read, and numpy's archive of arrays over one, is opened anew, and stands where
-    it stands. Where samples are asked for ``by_index``, locks, connections of sqlite3 and what HDF5 files are read by
-    are shared: to read one sample there changes nothing for the next. All else that cannot be copied may keep a state
-    or a place that nobody else may move, and stands for nothing: the copy fails. ``source``, whose samples are asked
-    for, never stands for itself. ``known``: ids that a copy does not look into.
+    it stands; not a text file, which does not tell what it was given as ``newline``. Where samples are asked for
+    ``by_index``, locks, connections of sqlite3 and what HDF5 files are read by are shared: to read one sample there
+    changes nothing for the next. All else that cannot be copied may keep a state or a place that nobody else may move,
+    and stands for nothing: the copy fails. ``source``, whose samples are asked for, never stands for itself.
+    ``known``: ids that a copy does not look into.
     """
     found: dict[int, Any] = {}
     waiting, seen = [data], set(known)
@@ -79,16 +78,6 @@ def _arrays_anew(arrays: Any) -> NpzFile:
     )
 
 
-def _text_anew(file: io.TextIOWrapper) -> io.TextIOWrapper:
-    if type(file.buffer) is not io.BufferedReader:
-        raise ValueError("no text of a file that is only read")
-    newline, place = newline_of(file), file.tell()
-    below: Any = _opened_anew(file.buffer)
-    text = io.TextIOWrapper(below, file.encoding, file.errors, newline, file.line_buffering)
-    text.seek(place)
-    return text
-
-
 def _opened_anew(file: io.BufferedReader | io.FileIO) -> Any:
     """Open the file of an open file once more, at its place. Raises ``OSError`` or ``ValueError`` where that cannot be.
 
@@ -120,6 +109,5 @@ def _leads_to(path: Path, known: os.stat_result) -> bool:
 _OPENED: Mapping[type, Callable[[Any], Any]] = {
     io.BufferedReader: _opened_anew,
     io.FileIO: _opened_anew,
-    io.TextIOWrapper: _text_anew,
     NpzFile: _arrays_anew,
 }
