@@ -122,16 +122,17 @@ def test_what_is_under_way_does_not_keep_a_rank_that_ends(tmp_path):
 
 @pytest.mark.starts
 @pytest.mark.usefixtures("forked_commands", "leftovers")
-def test_a_rank_that_waits_for_the_others_to_come_ends_and_removes_its_file(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_that_waits_for_the_others_to_come_ends_and_removes_its_file(tmp_path, number):
     (first,) = start(tmp_path, "train", [0])
     try:
         until(tmp_path / "meeting", first)
         time.sleep(0.3)
-        first.send_signal(signal.SIGINT)
+        first.send_signal(number)
         _, errors = first.communicate(timeout=WITHIN_S)
     finally:
         first.kill()
-    assert first.returncode in (-signal.SIGINT, 130), errors
+    assert first.returncode in ((-signal.SIGINT, 130) if number == signal.SIGINT else (143,)), errors
     assert not (tmp_path / "meeting").exists()
 
 
