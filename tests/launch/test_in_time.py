@@ -1,6 +1,7 @@
 """Ranks of another launcher that are told to end while they are inside a call that hears no signal."""
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import os
@@ -82,7 +83,7 @@ def ended(tmp_path, way, signals):
     first, second = start(tmp_path, way)
     try:
         until(tmp_path / "late", first)
-        time.sleep(1.0)  # until it is inside
+        time.sleep(0.7)  # until it is inside
         for number in signals:
             first.send_signal(number)
             time.sleep(0.7)
@@ -122,16 +123,17 @@ def test_what_is_under_way_does_not_keep_a_rank_that_ends(tmp_path):
 
 @pytest.mark.starts
 @pytest.mark.usefixtures("forked_commands", "leftovers")
-def test_a_rank_that_waits_for_the_others_to_come_ends_and_removes_its_file(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_that_waits_for_the_others_to_come_ends_and_removes_its_file(tmp_path, number):
     (first,) = start(tmp_path, "train", [0])
     try:
         until(tmp_path / "meeting", first)
         time.sleep(0.3)
-        first.send_signal(signal.SIGINT)
+        first.send_signal(number)
         _, errors = first.communicate(timeout=WITHIN_S)
     finally:
         first.kill()
-    assert first.returncode in (-signal.SIGINT, 130), errors
+    assert first.returncode in ((-signal.SIGINT, 130) if number == signal.SIGINT else (143,)), errors
     assert not (tmp_path / "meeting").exists()
 
 
@@ -157,12 +159,12 @@ def rounds_a_second():
     return 100_000 / (time.monotonic() - began)
 
 
-def deaf(*numbers, seconds=0.8, pause=0.6):
+def deaf(*numbers, seconds=0.3, pause=0.6):
     """Be inside a call of C while signals come; it hears them at its end."""
     rounds = int(rounds_a_second() * (seconds + pause * len(numbers)))
 
     def send():
-        time.sleep(0.2)
+        time.sleep(0.1)
         for number in numbers:
             os.kill(os.getpid(), number)
             time.sleep(pause)
@@ -196,6 +198,58 @@ def test_one_that_is_not_heard_ends_the_process(exits, capfd):
         deaf(signal.SIGINT)
     assert exits == [130]
     assert "kway: interrupted: rank 1 of 2 was inside a call that did not return\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("platform", "held_s"), [("linux", 0.7), ("another", 0.1)])
+def test_one_that_was_heard_counts_where_it_is_noticed_late(exits, monkeypatch, platform, held_s):
+    def work():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            # A call of C that lets no other thread run, and one that does.
+            ctypes.PyDLL(None).usleep(int(held_s * 1e6))
+            ctypes.CDLL(None).usleep(500_000)
+            raise ZeroDivisionError from None
+
+    monkeypatch.setattr(in_time.sys, "platform", platform)
+    # Two: a loop of a user's own, and what saves in it.
+    with pytest.raises(ZeroDivisionError), ends_in_time(World(size=2)), ends_in_time(World(size=2)):
+        work()
+    assert exits == []
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_the_second_is_another_order_where_the_first_was_heard_late(exits, hears):
+    stop, sleep = StopRequest(), ctypes.CDLL(None).usleep
+
+    inside = threading.Event()
+
+    def send():
+        inside.wait()
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.7)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def work():
+        inside.set()
+        sleep(550_000)
+        assert stop.by == "SIGTERM"
+        sleep(0 if hears else 700_000)
+        for _ in range(50):
+            time.sleep(0.01)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    # Others of its threads take the signal, so that the call is not broken off.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        with pytest.raises(EndedBySignal), asked_to_stop(stop), ends_in_time(World(size=2)):
+            work()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        sender.join()
+    assert exits == ([] if hears else [143])
 
 
 def test_it_is_heard_beside_a_thousand_open_files(exits):

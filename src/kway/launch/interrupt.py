@@ -13,7 +13,7 @@ from typing import Any
 from kway.world import StopRequest
 
 # A second signal this soon after the first belongs to it: Ctrl-C twice, or a terminal that sends two kinds.
-_ONE_S = 0.5
+ONE_S = 0.5
 # What a process does on these signals where nobody has asked for anything else.
 _DEFAULTS: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
@@ -35,26 +35,35 @@ class EndedBySignal(SystemExit):
 class OwnHandler(ABC):
     """A handler of kway's. ``ends``: whether a signal can end the process; ``is_wish``: whether the next one does not.
 
-    ``called``: when Python called it last, in monotonic seconds.
+    ``called``: when Python called it last; ``first``: when the first signal for it arrived, where somebody noticed
+    that before it was called. Both in monotonic seconds.
     """
 
     ends, is_wish = True, False
 
     def __init__(self) -> None:
-        self.called = -math.inf
+        self.called, self.first = -math.inf, math.inf
+        self._order = -math.inf
 
     @abstractmethod
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Act on a signal."""
 
-    def heard(self, since: float) -> bool:
-        """Whether it has been called for a signal that was noticed at ``since``, or for one that counts as the same."""
-        return self.called > since - _ONE_S
+    def is_another(self, came: float) -> bool:
+        """Whether a signal that arrived at ``came`` is another order than the last one of which this was asked."""
+        if not self.is_later(came, self._order):
+            return False
+        self._order, self.first = came, min(self.first, came)
+        return True
+
+    def heard(self, came: float) -> bool:
+        """Whether it has been called for a signal that arrived at ``came``."""
+        return self.called > came
 
     @staticmethod
     def is_later(now: float, first: float) -> bool:
         """Whether a signal at ``now`` is another order than that at ``first``."""
-        return now - first >= _ONE_S
+        return now - first >= ONE_S
 
 
 class _Raise(OwnHandler):
@@ -66,7 +75,7 @@ class _Raise(OwnHandler):
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.called = now = time.monotonic()
-        if self._last is not None and now - self._last < _ONE_S:
+        if self._last is not None and now - self._last < ONE_S:
             return
         self._last = now
         if number == signal.SIGINT:
@@ -110,7 +119,8 @@ class _Take(OwnHandler):
             # The wish may have come another way before, for the same reason.
             if not self._stop.by:
                 self._stop.by, self._stop.direct = signal.Signals(number).name, True
-        elif self.ends and self.is_later(now, self._first):
+        # A call of C may have kept it from hearing the first until now.
+        elif self.ends and self.is_later(now, min(self._first, self.first)):
             raise EndedBySignal(number)
 
 

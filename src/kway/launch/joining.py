@@ -13,6 +13,7 @@ from kway.launch.address import check_interface, check_name, loopback_interface,
 from kway.launch.built import usable_backend
 from kway.launch.in_time import ends_in_time
 from kway.launch.init_method import ENV
+from kway.launch.interrupt import signals_raise
 from kway.launch.meeting import answered, meet
 from kway.launch.status import watched
 from kway.launch.torchrun import meeting_point
@@ -50,7 +51,8 @@ def join(world: World, timeout: timedelta = timedelta(seconds=60), patient: bool
         _check_backend(world)
         return
     check_interface(os.environ, world.backend)
-    with ends_in_time(world):
+    # Raised, and not the end at once: what rank 0 made for the others to find it is removed.
+    with signals_raise(), ends_in_time(world):
         store, one_machine = _store(world, timeout)
         if one_machine:
             _use_loopback()
