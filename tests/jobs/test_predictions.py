@@ -71,7 +71,9 @@ class Computing(nn.Module):
 def test_what_a_dataclass_computes_comes_back_as_it_was_computed(spread, monkeypatch, size, copied):
     if copied:
         # As on the way from another device.
-        monkeypatch.setattr("kway.strategies.engine.move", lambda value, _: mapped(value, torch.Tensor.clone))
+        monkeypatch.setattr(
+            "kway.strategies.evaluation.move", lambda value, _: mapped(value, torch.Tensor.clone)
+        )
     model = Computing()
     job = kway.Job(model=model, loss=None, optimizer=torch.optim.SGD, data=X, batch_size=2)
     found = kway.predict(job, model, devices=f"cpu:{size}")
