@@ -121,11 +121,11 @@ def test_ranks_that_do_not_come_are_named(tmp_path):
 
 def test_two_processes_of_one_rank_and_ranks_of_two_jobs_are_errors(tmp_path):
     method = InitMethod(path=tmp_path / "meeting")
-    found = together(method, [*of(3), of(3)[1]], timedelta(seconds=3))
+    found = together(method, [*of(3), of(3)[1]], timedelta(seconds=15))
     errors = [str(each) for each in found if isinstance(each, UsageError)]
     assert len(errors) == 1
     assert errors[0].startswith("two processes say that they are rank 1 of 3 at file:")
-    found = together(method, [of(2)[0], of(3)[1]], timedelta(seconds=3))
+    found = together(method, [of(2)[0], of(3)[1]], timedelta(seconds=15))
     assert "rank 0 says that there are 2 ranks, rank 1 that there are 3" in [error.got for error in found]
 
 
