@@ -7,6 +7,10 @@ import torch
 from torch import nn
 
 import kway
+from kway.devices.compilers import missing
+from kway.step.gradients import keep_apart
+
+COMPILES = pytest.mark.skipif(missing("cpu") is not None, reason=f"torch.compile: {missing('cpu')}")
 
 X = torch.ones(4, 2)
 
@@ -56,3 +60,64 @@ def test_a_gradient_that_may_have_any_dtype_is_refused_where_it_is_summed(dtype,
 def test_one_device_takes_it_and_several_take_one_that_is_known(ranks):
     kway.train(job_of(None), devices="cpu:1", epochs=1, echo=False)
     kway.train(job_of(torch.float32), devices="cpu:2", epochs=1, ranks=ranks, echo=False)
+
+
+def test_gradients_that_share_memory_get_their_own():
+    shared = torch.arange(12.0)
+    parameters = [nn.Parameter(torch.zeros(size)) for size in (12, 2, 3, 5, 1)]
+    others = [torch.ones(5), None]
+    grads = [shared, shared[1:3], shared[6:9], *others]
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad
+    values = [None if grad is None else grad.clone() for grad in grads]
+    keep_apart(parameters)
+    for parameter in parameters[:-1]:
+        parameter.grad.mul_(2)
+    for parameter, value in zip(parameters, values, strict=True):
+        assert parameter.grad is None if value is None else torch.equal(parameter.grad, 2 * value)
+    assert parameters[3].grad is others[0]
+
+
+class Added(nn.Module):
+    """Two tables that are added up as views: torch hands one gradient to both."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = (
+            nn.Parameter(torch.full((2,), value, dtype=torch.float64)) for value in (1, 2)
+        )
+
+    def forward(self, x):
+        return (x * (self.one.unsqueeze(0) + self.other.unsqueeze(0))).sum(1)
+
+
+def square(model):
+    return 0.5 * (model.one.square().sum() + model.other.square().sum())
+
+
+WAYS = [{}, {"micro_batch": 1}, {"clip": 0.5}, {"penalty": square}]
+
+
+@pytest.mark.parametrize(
+    ("step_kind", "devices", "settings"),
+    [
+        *(("eager", devices, settings) for devices in (1, 2) for settings in WAYS),
+        pytest.param("compiled", 1, {"micro_batch": 1, "clip": 0.5}, marks=COMPILES),
+    ],
+    ids=str,
+)
+def test_parameters_that_are_added_up_are_not_changed_twice(step_kind, devices, settings, ranks):
+    x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 1.0], [2.0, 2.0]], dtype=torch.float64)
+    y = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    job = kway.Job(Added, nn.MSELoss(), sgd, data=(x, y), batch_size=4, precision="fp64", **settings)
+    run = kway.train(job, devices=f"cpu:{devices}", epochs=1, ranks=ranks, echo=False, step_kind=step_kind)
+    values = [torch.full((2,), value, dtype=torch.float64) for value in (1, 2)]
+    gradient = 2 * x.T @ (x @ sum(values) - y) / len(x)
+    gradients = [gradient + ("penalty" in settings) * value for value in values]
+    limit = settings.get("clip", torch.inf)
+    factor = min(1.0, limit / (torch.cat(gradients).norm() + 1e-6))
+    for name, value, grad in zip(("one", "other"), values, gradients, strict=True):
+        torch.testing.assert_close(
+            run.model.get_parameter(name), value - 0.1 * factor * grad, rtol=1e-12, atol=0
+        )

@@ -17,7 +17,7 @@ from kway.step.clip import clip_gradients
 from kway.step.ema import MovingAverage
 from kway.step.endings import Ending, as_they_are
 from kway.step.gather import WholeBatch
-from kway.step.gradients import resolve_conjugates
+from kway.step.gradients import keep_apart, resolve_conjugates
 from kway.step.inputs import caller, move, splitter
 from kway.step.kept_buffers import KeptBuffers
 from kway.step.losses import rule_for
@@ -280,6 +280,7 @@ class StepCore(ABC):
                 value = one_number(self.job.penalty(self.model))
             if value.requires_grad:
                 value.backward()  # type: ignore[no-untyped-call]
+                keep_apart(self.parameters)
             penalty = value.detach()
         parameters = [p for p in self.parameters if p.grad is not None]
         resolve_conjugates(parameters)

@@ -1,6 +1,7 @@
 """Forms of a gradient: sparse ones and conjugate views, and both made plain for those who want them so."""
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 import torch
 from torch import nn
@@ -48,3 +49,20 @@ def resolve_conjugates(parameters: Iterable[nn.Parameter]) -> None:
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_conj():
             parameter.grad = parameter.grad.resolve_conj()
+
+
+def keep_apart(parameters: Iterable[nn.Parameter]) -> None:
+    """Give each gradient memory of its own.
+
+    Both summands of a sum have one gradient, and where torch hands it to them as two views it leaves them so (compiled
+    code often does). What then changes one in place, as adding up micro-batches, dividing and clipping do, would change
+    the other as well.
+    """
+    held = [(p, p.grad) for p in parameters if p.grad is not None]
+    # Without gaps: torch copies what does not lie so before it makes a gradient of it.
+    spans = [(g.data_ptr(), g.nbytes, p, g) for p, g in held if g.layout == torch.strided]
+    reached = 0
+    for start, length, parameter, grad in sorted(spans, key=itemgetter(0)):
+        if length and start < reached:
+            parameter.grad = grad.clone()
+        reached = max(reached, start + length)

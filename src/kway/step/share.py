@@ -14,7 +14,7 @@ from kway.errors import RefusedError
 from kway.job import Job
 from kway.step.core import StepCore
 from kway.step.endings import mean, plain, scaled
-from kway.step.gradients import resolve_conjugates
+from kway.step.gradients import keep_apart, resolve_conjugates
 from kway.step.kept_buffers import MICRO_BATCH, KeptBuffers
 from kway.step.mispaired import check_calls
 from kway.step.numbers import CALLS, WISHES, alone, rows, told, written
@@ -182,6 +182,9 @@ class ShareStep(StepCore):
             ahead = is_last and bool(self._alone) and after == before
             with self._reducer.sending() if self._reducer is not None and ahead else nullcontext():
                 self.backward(objective, output)
+            if not ahead:
+                # What was sent ahead has been copied, and is looked at again.
+                keep_apart(self.parameters)
             if counts and not ahead and self._alone is not False:
                 self._alone = self._begun() == after
             if kept is not None:
