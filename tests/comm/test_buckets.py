@@ -1,12 +1,15 @@
 """Buckets of the flat gradients: how they are cut, and that they change nothing but the time."""
 
 from itertools import pairwise
+from operator import eq
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from kway.comm import apart
 from kway.comm.buckets import WATCHED_STEPS, Bucket, BucketedSum, BucketedTree, cut
 from kway.comm.flat import FlatGradients
 from kway.comm.group import Group
@@ -45,6 +48,49 @@ def test_every_entry_lies_in_one_bucket_and_the_front_of_the_carrier_in_the_last
         assert all(a[1] == b[0] for a, b in pairwise(spans))
     assert sorted(place for b in found for place in b.parameters) == list(range(5))
     assert (found[-1].vector, found[-1].start) == (flat.carrier, 0)
+
+
+def test_what_lies_apart_travels_in_the_bucket_of_its_place():
+    # A vector of 16 entries of 4 bytes, one of 6 of 8 bytes, and three gradients that lie in neither.
+    pieces = [(0, 8, 12), (2, 0, 20), (1, 0, 6), (3, 0, 16), (0, 12, 16), (4, 0, 3)]
+    assert cut(pieces, [4, 8], 0, 64, 16, [0, 1, 0, 0, 1]) == [
+        Bucket(0, 12, 16, (4, 3)),
+        Bucket(1, 0, 6, (5, 2)),
+        Bucket(0, 0, 0, (1,)),
+        Bucket(0, 0, 12, (0,)),
+    ]
+
+
+def left_in_place(context, lost):
+    """Return whether each gradient of the third step is still where backward left it, and its value."""
+    model, rank, size = Added(), context.world.rank, context.world.size
+    with (
+        mock.patch.object(apart, "APART_BYTES", 20),
+        mock.patch.object(apart, "_count", None if lost else apart._count),
+    ):
+        reducer = GradientReducer(list(model.parameters()), Group(rank, size), 1, limit=64, large_apart=True)
+        for _ in range(3):
+            with reducer.sending():
+                gradients(model, rank)
+            before = [None if p.grad is None else p.grad.data_ptr() for p in model.parameters()]
+            reducer.reduce(torch.zeros(1), True)
+            reducer.divide_(torch.tensor(float(size)))
+        names = [name for name, _ in model.named_parameters()]
+        where = [p.grad is not None and p.grad.data_ptr() for p in model.parameters()]
+    return dict(zip(names, map(eq, before, where), strict=True))
+
+
+def test_large_gradients_are_reduced_where_they_lie_but_those_that_share_their_memory(ranks):
+    for found in ranks.run(left_in_place, False, size=2):
+        # A small one lies in the vector, and one that nobody has is none.
+        expected = {"unused": False, "one": False, "other": False, "last.weight": True, "last.bias": False}
+        assert found == expected
+    for found in ranks.run(left_in_place, True, size=2):
+        assert not any(found.values())
+
+
+def test_this_torch_counts_who_holds_memory():
+    assert apart._count is not None
 
 
 def test_a_model_without_parameters_has_one_bucket():
@@ -229,11 +275,14 @@ def test_a_reduction_that_fails_leaves_nothing_to_the_next_one(ranks):
         assert found == [(True, 0)] * 4
 
 
-def summed(context, kind, limit, empty=-1):
+def summed(context, kind, limit, empty=-1, large_apart=False):
     """Sum three steps' gradients; return the last gradients, the numbers, and how many buckets were sent ahead."""
     torch.manual_seed(0)
     model, rank, size = kind(), context.world.rank, context.world.size
-    reducer = GradientReducer(list(model.parameters()), Group(rank, size), scalars=2, limit=limit)
+    with mock.patch.object(apart, "APART_BYTES", 20):
+        reducer = GradientReducer(
+            list(model.parameters()), Group(rank, size), scalars=2, limit=limit, large_apart=large_apart
+        )
     for step in range(3):
         counts = rank != empty
         if counts:
@@ -252,15 +301,31 @@ def summed(context, kind, limit, empty=-1):
     )
 
 
+class Added(nn.Module):
+    """Two tables whose gradients are views of one tensor, a convolution whose weight lies otherwise, one unused."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.randn(3, 8))
+        self.one, self.other = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+        self.last = nn.Conv2d(2, 2, 2).to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        x = x @ (self.one.unsqueeze(0) + self.other.unsqueeze(0))
+        return self.last(x.view(1, 3, 2, 2)[:, :2].contiguous(memory_format=torch.channels_last))
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("kind", [Chain, Twice])
-def test_a_sum_in_buckets_is_the_sum(ranks, kind, size):
+@pytest.mark.parametrize(
+    ("kind", "large_apart"), [(Chain, False), (Twice, False), (Chain, True), (Twice, True), (Added, True)]
+)
+def test_a_sum_in_buckets_is_the_sum(ranks, kind, large_apart, size):
     for empty in (-1, 1):
-        found = ranks.run(summed, kind, 64, empty, size=size)
+        found = ranks.run(summed, kind, 64, empty, large_apart, size=size)
         whole = ranks.run(summed, kind, None, empty, size=size)
         for rank, (grads, numbers, late, early) in enumerate(found):
             assert (numbers, late) == (sum(range(1, size + 1)), 0.0)
             # What reentrant checkpoints reach twice is sent after backward, once that has been seen.
-            assert (early > 0) == (size > 1 and kind is Chain and rank != empty)
+            assert (early > 0) == (size > 1 and kind is not Twice and rank != empty)
             for one, other in zip(grads, whole[rank][0], strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)

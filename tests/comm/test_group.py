@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kway.comm.group import Group
+from kway.comm.group import Group, _together
 from kway.comm.mesh import Mesh
 from kway.errors import UsageError
 
@@ -38,6 +38,25 @@ def test_what_ranks_say_to_each_other(ranks, size):
         assert found["empty"].shape == (size, 0, 3)
         assert found["first"].tolist() == [1.0]
         assert found["objects"] == [{"rank": rank} for rank in range(size)]
+
+
+def begun_together(context):
+    group = group_of(context)
+    tensors = [torch.full((size,), 1.0 + group.rank) for size in (3, 0, 5)]
+    group.begin_sums(tensors)()
+    return tensors
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_several_tensors_are_summed_as_one_is(ranks, size):
+    for found in ranks.run(begun_together, size=size):
+        assert [tensor.tolist() for tensor in found] == [
+            [sum(range(1, size + 1))] * length for length in (3, 0, 5)
+        ]
+
+
+def test_this_torch_has_what_joins_collectives_on_devices():
+    assert _together is not None
 
 
 class Waits:

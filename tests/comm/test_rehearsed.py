@@ -47,7 +47,12 @@ def test_calls_are_noted_with_their_bytes_while_somebody_notes():
     calls.noting, calls.when = True, "forward"
     group.stack(torch.zeros(3))
     group.apart().begin_sum(torch.zeros(4, dtype=torch.float64))
-    assert calls.made == [Call("forward", "all-gather", 12, False), Call("forward", "all-reduce", 32, True)]
+    group.apart().begin_sums([torch.zeros(2), torch.zeros(3)])()
+    assert calls.made == [
+        Call("forward", "all-gather", 12, False),
+        Call("forward", "all-reduce", 32, True),
+        Call("forward", "all-reduce", 20, True),
+    ]
 
 
 def test_the_trace_takes_note_as_it_does_of_real_ones():

@@ -5,7 +5,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ WATCHED_STEPS = 2
 
 @dataclass(frozen=True)
 class Bucket:
-    """Entries [start, stop) of a flat vector, and the parameters whose gradients lie there."""
+    """Entries [start, stop) of a flat vector, and the parameters whose gradients lie there, or travel beside it."""
 
     vector: int
     start: int
@@ -46,27 +46,43 @@ def usual_bytes(gradients: int, cuts_code: bool) -> int:
     return max(BUCKET_BYTES, math.isqrt(gradients * BUCKET_BYTES)) if cuts_code else BUCKET_BYTES
 
 
-def cut(pieces: Sequence[Piece], widths: Sequence[int], tail: int, limit: int, length: int) -> list[Bucket]:
+def cut(
+    pieces: Sequence[Piece],
+    widths: Sequence[int],
+    tail: int,
+    limit: int,
+    length: int,
+    homes: Sequence[int] | None = None,
+) -> list[Bucket]:
     """Cut flat vectors into buckets of about ``limit`` bytes, in the order in which backward completes them.
 
     Backward reaches the last parameters first. ``widths``: bytes of an entry by vector. What comes before the
     first parameter of vector ``tail`` (all of its ``length``, if there is none) is known only after backward: it
-    belongs to the last bucket of all.
+    belongs to the last bucket of all. ``homes``: see ``FlatGradients``; what lies in no vector has its home's width.
     """
+    homes = range(len(widths)) if homes is None else homes
     buckets: list[Bucket] = []
     open_: dict[int, list[int]] = {}
+    entries = dict.fromkeys(homes, 0)
     for place in reversed(range(len(pieces))):
-        number, start, _ = pieces[place]
-        held = open_.setdefault(number, [])
-        held.append(place)
-        if (pieces[held[0]][2] - start) * widths[number] >= limit:
-            buckets.append(Bucket(number, start, pieces[held[0]][2], tuple(open_.pop(number))))
+        number, start, stop = pieces[place]
+        home = homes[number]
+        open_.setdefault(home, []).append(place)
+        entries[home] += stop - start
+        if entries[home] * widths[home] >= limit:
+            buckets.append(_bucket(home, open_.pop(home), pieces))
+            entries[home] = 0
+    buckets += [_bucket(home, held, pieces) for home, held in open_.items() if home != tail]
+    last = _bucket(tail, open_.get(tail, []), pieces)
     first = min((start for number, start, _ in pieces if number == tail), default=length)
-    for number in [*(number for number in open_ if number != tail), tail]:
-        held = open_.get(number, [])
-        start = 0 if number == tail else pieces[held[-1]][1]
-        buckets.append(Bucket(number, start, pieces[held[0]][2] if held else first, tuple(held)))
-    return buckets
+    return [*buckets, replace(last, start=0, stop=last.stop or first)]
+
+
+def _bucket(home: int, places: Sequence[int], pieces: Sequence[Piece]) -> Bucket:
+    """Make a bucket of neighbours, the last one first; without entries of the vector where all of them lie apart."""
+    inside = [pieces[place] for place in places if pieces[place][0] == home]
+    start, stop = (inside[-1][1], inside[0][2]) if inside else (0, 0)
+    return Bucket(home, start, stop, tuple(places))
 
 
 class Buckets(ABC):
@@ -89,7 +105,9 @@ class Buckets(ABC):
         size = BUCKET_BYTES if limit is None else limit
         # One device has nobody to wait for.
         limit = size if group.size > 1 else sys.maxsize
-        self.buckets = cut(flat.pieces, widths, flat.carrier, limit, len(flat.vectors[flat.carrier]))
+        self.buckets = cut(
+            flat.pieces, widths, flat.carrier, limit, len(flat.vectors[flat.carrier]), flat.homes
+        )
         device = flat.vectors[0].device
         stream: Any = torch.cuda.Stream
         beside = device.type == "cuda" and group.size > 1
@@ -107,8 +125,11 @@ class Buckets(ABC):
         return self._early and len(self.buckets) > 1
 
     @abstractmethod
-    def begin(self, bucket: Bucket, vector: Tensor) -> Callable[[], None]:
-        """Start to reduce ``vector``, this rank's entries of a bucket; what is returned leaves the result there."""
+    def begin(self, bucket: Bucket, tensors: Vectors) -> Callable[[], None]:
+        """Start to reduce flat tensors, this rank's entries of a bucket, in place; what is returned waits for it.
+
+        The first ones are those of the vector, if there are any, and then come the gradients that lie apart.
+        """
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -186,6 +207,7 @@ class Buckets(ABC):
         elif self.in_place:
             # The other ranks may never come: only one that goes on waits for them, and then they come.
             self._abandoned += self._pending
+        self.flat.apart.forget()
         self._forget()
 
     def _ready(self, number: int, place: int, _: Tensor) -> None:
@@ -203,9 +225,11 @@ class Buckets(ABC):
         vector = self.flat.vectors[bucket.vector][bucket.start : bucket.stop]
         with self._beside():
             self.flat.copy_in(bucket.parameters, counts)
+            # A gradient that may have to be sent again must stay what it is.
+            apart = self.flat.apart.take(bucket.parameters, counts, not (self._watched and self.several))
+            complete = self.begin(bucket, [vector, *apart] if len(vector) else apart)
             if number < len(self.buckets) - 1:
                 self._sent.update((place, self._state(place)) for place in bucket.parameters)
-            complete = self.begin(bucket, vector)
             self._pending.append(complete)
             # On a GPU nothing waits here but the stream, so the rest can follow at once.
             if self._stream is not None:
@@ -254,8 +278,9 @@ class BucketedTree(Buckets):
         with self.sending():
             yield
 
-    def begin(self, bucket: Bucket, vector: Tensor) -> Callable[[], None]:
-        """Start to complete the tree for one bucket: see ``Buckets.begin``."""
+    def begin(self, bucket: Bucket, tensors: Vectors) -> Callable[[], None]:
+        """Start to complete the tree for one bucket, all of it in its vector: see ``Buckets.begin``."""
+        (vector,) = tensors
         own = vector
         for left in reversed(self._spine):
             own = left[bucket.vector][bucket.start : bucket.stop] + own
@@ -280,6 +305,6 @@ class BucketedSum(Buckets):
 
     in_place = True
 
-    def begin(self, bucket: Bucket, vector: Tensor) -> Callable[[], None]:
-        """Start to sum one bucket, in place: see ``Buckets.begin``."""
-        return self.group.begin_sum(vector)
+    def begin(self, bucket: Bucket, tensors: Vectors) -> Callable[[], None]:
+        """Start to sum one bucket: see ``Buckets.begin``."""
+        return self.group.begin_sums(tensors)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kway.comm.apart import Apart, can_lie_apart
 from kway.comm.rows import as_real, from_rows, has_rows, write
 
 Tensor = torch.Tensor
@@ -35,7 +36,9 @@ class FlatGradients:
     summed; flags and numbers lie at the front of the one with number ``carrier``, and ``pieces`` says where each
     parameter lies. Sparse gradients lie there with their zeros. Those of the parameters named in ``tables`` are
     handed out sparse again: they have a flag a row. ``beside``: parameters of the same model whose gradients
-    travel otherwise.
+    travel otherwise. ``large_apart``: large gradients lie in no vector and are handed over one by one (``sent``): each
+    has a number of its own in ``pieces``, behind those of ``vectors``, and ``homes`` says beside which vector it
+    travels.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class FlatGradients:
         scalars: int,
         tables: Collection[torch.nn.Parameter] = (),
         beside: Collection[torch.nn.Parameter] = (),
+        large_apart: bool = False,
     ) -> None:
         self.parameters = list(parameters)
         reals = [as_real(parameter.detach()) for parameter in self.parameters]
@@ -59,8 +63,18 @@ class FlatGradients:
         lengths = dict.fromkeys([carrier, *kinds], 0)
         # They lie at the front: backward reaches the last parameters first, and these are known after it.
         lengths[carrier] = -(-sum(sizes) // _ALIGNMENT) * _ALIGNMENT
+        self.apart = Apart(
+            {
+                place: parameter
+                for place, parameter in enumerate(self.parameters)
+                if large_apart and place not in marked and can_lie_apart(parameter)
+            }
+        )
         places = []
-        for parameter, real, kind in zip(self.parameters, reals, kinds, strict=True):
+        for place, (parameter, real, kind) in enumerate(zip(self.parameters, reals, kinds, strict=True)):
+            if place in self.apart:
+                places.append(0)
+                continue
             # A complex number starts at an even place: only there can pairs of reals be seen as one.
             lengths[kind] += lengths[kind] % 2 if parameter.is_complex() else 0
             places.append(lengths[kind])
@@ -69,20 +83,27 @@ class FlatGradients:
         self.vectors = list(store.values())
         numbers = {dtype: number for number, dtype in enumerate(store)}
         self.carrier = numbers[carrier]
-        self.pieces: list[Piece] = [
-            (numbers[kind], place, place + real.numel())
-            for real, place, kind in zip(reals, places, kinds, strict=True)
-        ]
+        self.homes = list(range(len(store)))
+        self.pieces: list[Piece] = []
+        for place, (real, start, kind) in enumerate(zip(reals, places, kinds, strict=True)):
+            number = numbers[kind]
+            if place in self.apart:
+                self.homes.append(number)
+                number = len(self.homes) - 1
+            self.pieces.append((number, start, start + real.numel()))
         self._front = store[carrier][: sum(sizes)]
         self.flags, *marks, scalar_parts = torch.split(self._front, sizes)
         self._scalars = scalar_parts.view(parts, scalars)
         self._raised = torch.ones_like(self.flags)
         self._rest = torch.zeros((parts - 1) * scalars, dtype=carrier, device=device)
         self._marks = {place: _Marks(m[:-1], m[-1:]) for place, m in zip(marked, marks, strict=True)}
-        self._views = []
-        for parameter, real, place, kind in zip(self.parameters, reals, places, kinds, strict=True):
-            piece = _shaped(store[kind][place : place + real.numel()], real)
-            self._views.append(torch.view_as_complex(piece) if parameter.is_complex() else piece)
+        self._views = {}
+        for place, (parameter, real, start, kind) in enumerate(
+            zip(self.parameters, reals, places, kinds, strict=True)
+        ):
+            if place not in self.apart:
+                piece = _shaped(store[kind][start : start + real.numel()], real)
+                self._views[place] = torch.view_as_complex(piece) if parameter.is_complex() else piece
 
     @property
     def parts(self) -> Tensor:
@@ -103,10 +124,10 @@ class FlatGradients:
         return self.note(scalars, counts)
 
     def copy_in(self, places: Iterable[int], counts: bool = True) -> None:
-        """Copy the gradients of some parameters in; zeros where there is none or none that counts."""
+        """Copy the gradients of some parameters in that lie in vectors; zeros where there is none that counts."""
         views, grads, empty = [], [], []
         whole: dict[int, Tensor] = {}
-        for place in sorted(places):
+        for place in sorted(set(places).difference(self.apart)):
             grad, view = self.parameters[place].grad, self._views[place]
             if grad is None or not counts:
                 empty.append(view)
@@ -152,18 +173,18 @@ class FlatGradients:
         that are marked, copied out of the vectors.
         """
         used = [True] * len(self.parameters) if complete else (self.flags > 0).tolist()
-        for place, (parameter, view, there) in enumerate(
-            zip(self.parameters, self._views, used, strict=True)
-        ):
-            grad = view if there else None
-            if grad is not None and place in self._marks:
-                grad = self._table(self._marks[place], view)
-            parameter.grad = grad
+        for place, (parameter, there) in enumerate(zip(self.parameters, used, strict=True)):
+            grad = self.apart.given(place) if place in self.apart else self._views[place]
+            if there and place in self._marks:
+                grad = self._table(self._marks[place], grad)
+            parameter.grad = grad if there else None
+        self.apart.forget()
 
     def divide_(self, divisor: Tensor) -> None:
         """Divide all gradients by a scalar tensor, in place (flags and scalars have been read by now)."""
         for vector in self.vectors:
             vector.div_(divisor)
+        self.apart.divide_(divisor)
         for place in self._marks:
             grad = self.parameters[place].grad
             if grad is not None and grad.is_sparse:

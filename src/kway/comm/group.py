@@ -1,6 +1,6 @@
 """Collectives over one group of ranks. A group of one rank does nothing, so callers need no branch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
@@ -12,6 +12,9 @@ from kway.flat import flat
 
 # The collective was renamed in torch 2.13; the old name warns there, the new one does not exist before.
 _gather_flat: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+# A private part of torch: without it collectives are begun one by one.
+_together: Any = getattr(dist, "_coalescing_manager", None)
 
 # What every back end can send. Tensors of other dtypes travel as bytes, where nothing is added up.
 _KNOWN = frozenset(
@@ -107,6 +110,25 @@ class Group:
                 work.wait()
 
         return wait
+
+    def begin_sums(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Start to sum each of some flat tensors on one device: see ``begin_sum``. On a GPU they are one collective."""
+        if len(tensors) < 2 or self.size == 1 or _together is None or tensors[0].device.type == "cpu":
+            begun = [self.begin_sum(tensor) for tensor in tensors]
+
+            def wait() -> None:
+                for end in begun:
+                    end()
+
+            return wait
+        self.trace.note("sum", tuple(tensor.numel() for tensor in tensors), tensors[0].dtype)
+        with (
+            self._inside("all-reduce", tensors[0]),
+            _together(group=self.handle, device=tensors[0].device),
+        ):
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=self.handle)
+        return _nothing
 
     def stack(self, tensor: torch.Tensor, of: str = "") -> torch.Tensor:
         """Gather ``tensor`` (any shape S) of all ranks, in rank order, as one tensor of shape (size, *S).

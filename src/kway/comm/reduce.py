@@ -18,7 +18,8 @@ class GradientReducer:
     One all-reduce for each dtype, or for each bucket of a larger model. The gradients of the parameters named in
     ``tables`` may be sparse and stay so, by a gather of their rows; a sparse gradient of another parameter becomes
     dense. ``frozen``: the model's other parameters, which have no gradient. ``limit``: bytes of a bucket,
-    ``BUCKET_BYTES`` if ``None``.
+    ``BUCKET_BYTES`` if ``None``. ``large_apart``: whether large gradients are sent without a copy, see ``comm.apart``;
+    on GPUs if ``None``. On a CPU a back end would write to them while hooks of the user's read them.
     """
 
     def __init__(
@@ -29,16 +30,19 @@ class GradientReducer:
         tables: Collection[torch.nn.Parameter] = (),
         frozen: Collection[torch.nn.Parameter] = (),
         limit: int | None = None,
+        large_apart: bool | None = None,
     ) -> None:
         self.parameters, self.group = list(parameters), group
         wanted = {id(table) for table in tables}
         sparse = [parameter for parameter in self.parameters if id(parameter) in wanted]
         dense = [parameter for parameter in self.parameters if id(parameter) not in wanted]
-        self.flat = FlatGradients(dense, scalars, beside=[*sparse, *frozen])
+        if large_apart is None:
+            large_apart = any(parameter.is_cuda for parameter in dense)
+        self.flat = FlatGradients(dense, scalars, beside=[*sparse, *frozen], large_apart=large_apart)
         self.buckets = BucketedSum(self.flat, group.apart(), limit)
         self.sparse = SparseReducer(sparse, group)
-        vectors = self.flat.vectors
-        self._text = f"gradients{[(len(vector), vector.dtype) for vector in vectors]}".encode()
+        vectors, apart = self.flat.vectors, [*self.flat.apart]
+        self._text = f"gradients{[(len(vector), vector.dtype) for vector in vectors]}{apart}".encode()
 
     @property
     def sends_ahead(self) -> bool:
@@ -59,7 +63,8 @@ class GradientReducer:
         changed after it was sent (see ``Buckets``). What is returned has shape (parts, n), and is to be
         read before ``divide_``, behind whose gradients it lies.
         ``counts=False``: this rank holds no sample. Afterwards every gradient is equal on all ranks, and ``None``
-        where no rank had one; dense ones are views into flat vectors. Raises ``RefusedError`` as ``Buckets.finish``.
+        where no rank had one; dense ones are views into flat vectors, or lie apart. Raises ``RefusedError`` as
+        ``Buckets.finish``.
         """
         self.group.trace.add(self._text)
         complete = self.buckets.finish(numbers, counts)

@@ -3,7 +3,7 @@
 What a rank of k computes and packs can then be timed, and which collectives it calls can be counted, on one device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,10 @@ class Calls:
         self.noting, self.when = False, "step"
         self.made: list[Call] = []
 
-    def note(self, what: str, tensor: torch.Tensor, gradients: bool) -> None:
-        """Take note of one call with this rank's ``tensor``."""
+    def note(self, what: str, size: int, gradients: bool) -> None:
+        """Take note of one call with ``size`` bytes of this rank."""
         if self.noting:
-            self.made.append(Call(self.when, what, tensor.nbytes, gradients))
+            self.made.append(Call(self.when, what, size, gradients))
 
 
 class RehearsedGroup(Group):
@@ -69,6 +69,13 @@ class RehearsedGroup(Group):
         self.sum_(tensor)
         return lambda: None
 
+    def begin_sums(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Leave flat tensors as they are, which travel together."""
+        for tensor in tensors:
+            self.trace.note("sum", tensor.shape, tensor.dtype)
+        self._calls.note("all-reduce", sum(tensor.nbytes for tensor in tensors), self._gradients)
+        return lambda: None
+
     def stack(self, tensor: torch.Tensor, of: str = "") -> torch.Tensor:
         """Return ``tensor`` (any shape S) as every rank's, shape (size, *S); ``of``: see ``Group.stack``."""
         self._note("stack", "all-gather", tensor, of)
@@ -95,4 +102,4 @@ class RehearsedGroup(Group):
 
     def _note(self, name: str, what: str, tensor: torch.Tensor, of: str = "") -> None:
         self.trace.note(name, tensor.shape, tensor.dtype, of)
-        self._calls.note(what, tensor, self._gradients)
+        self._calls.note(what, tensor.nbytes, self._gradients)
