@@ -21,6 +21,7 @@ from kway.step.gradients import sparse_parameters
 from kway.step.kinds import KINDS
 from kway.step.numbers import length
 from kway.step.open_jobs import OpenJob
+from kway.step.pieces import cuts_code
 from kway.strategies.base import Axis, Part
 from kway.strategies.replicas import check_replicas, compare_shapes, rounds_as
 
@@ -78,11 +79,10 @@ class Data(Axis):
     def price(self, estimate: Estimate, size: int, devices: Sequence[str]) -> None:
         """Add the sums of gradients, in buckets, and what the level gathers: see ``add_gradient_sums``.
 
-        What is compiled as one piece hands over all gradients at its end, and is cut into pieces on GPUs alone, below
-        bits: see ``kway.step.pieces`` and the engine.
+        What is compiled as one piece hands over all gradients at its end: see ``kway.step.pieces``.
         """
-        compiles, level = KINDS[estimate.step_kind].compiles, estimate.workload.level
-        cuts = compiles and not estimate.on_cpu and level != "bits"
+        compiles, device = KINDS[estimate.step_kind].compiles, "cpu" if estimate.on_cpu else "cuda"
+        cuts = cuts_code(compiles, device, size, estimate.workload.level)
         bucket = usual_bytes(int(estimate.workload.parameters["gradient_bytes"]), cuts)
         # Steps are counted in kind eager, whose buckets do not grow with the model.
         add_gradient_sums(
