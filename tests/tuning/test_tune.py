@@ -353,9 +353,9 @@ def subject_here(monkeypatch, job, seconds=20.0, **more):
     seen = {}
     plain = run.search
 
-    def search(stages, measure, cost, left, start):
+    def search(stages, measure, cost, again, left, start):
         seen["cost"] = cost
-        return plain([], measure, cost, left, start)
+        return plain([], measure, cost, again, left, start)
 
     monkeypatch.setattr(run, "stages", lambda subject: seen.update(subject=subject) or [])
     monkeypatch.setattr(run, "search", search)
