@@ -16,7 +16,7 @@ from kway.cost.gradients import add_gradient_sums
 from kway.errors import UsageError
 from kway.flat import flat
 from kway.job import Job
-from kway.step.batchnorm import global_norm_of, global_statistics, layers
+from kway.step.batchnorm import global_statistics, held_alike
 from kway.step.gradients import sparse_parameters
 from kway.step.kinds import KINDS
 from kway.step.numbers import length
@@ -208,14 +208,11 @@ def equalise_buffers(model: nn.Module, group: Group, one_batch: bool) -> list[st
     """Bring buffers that differ between ranks to one value; return their names.
 
     Floating-point buffers get the mean over the ranks, others the first rank's value. ``one_batch``: whether batch
-    normalisation sees the global batch. Its statistics are equal by construction then, and left alone; where compiled
-    code moves them on some ranks, and not on one without samples, they may differ by rounding, which is not worth a
-    name. Ranks hold buffers of the same shapes: see ``check_replicas``.
+    normalisation sees the global batch. Its statistics are equal by construction then, and left alone; those that may
+    differ by rounding all the same (``held_alike``) are brought to one value without a name, which that is not worth.
+    Ranks hold buffers of the same shapes: see ``check_replicas``.
     """
-    norms = [module for _, module in layers(model)] if one_batch else []
-    seen = [module for module in norms if (norm := global_norm_of(module)) is not None and norm.was_traced]
-    rounded = {id(buffer) for module in seen for buffer in module.buffers()}
-    exact = {id(buffer) for module in norms for buffer in module.buffers()} - rounded
+    exact, rounded = held_alike(model) if one_batch else (set[int](), set[int]())
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in exact}
     changed = []
     for dtype in {buffer.dtype: None for buffer in buffers.values()}:
