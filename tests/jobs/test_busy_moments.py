@@ -12,7 +12,6 @@ from tests.workloads import workload
 from torch import nn
 
 import kway
-from kway.devices.simulated import simulated
 from kway.devices.torch_facts import cache_folder
 from kway.jobs import known_costs
 from kway.jobs.slowed import slowed
@@ -33,12 +32,7 @@ def job():
 
 
 @pytest.fixture(autouse=True)
-def two_cores(monkeypatch, tmp_path):
-    """A cache of its own, a machine of two cores, and short looks."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("kway.devices.cpu.usable_cores", lambda *root: 2)
-    for place in ("kway.jobs.asked", "kway.jobs.automatic"):
-        monkeypatch.setattr(f"{place}.discover", lambda: simulated(cores=2))
+def short_looks(two_cores, monkeypatch):
     monkeypatch.setattr(known_costs, "USUAL_S", 1.0)
 
 

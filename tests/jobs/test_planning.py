@@ -39,12 +39,8 @@ def job(model=net, **more):
 
 
 @pytest.fixture(autouse=True)
-def two_cores(monkeypatch, tmp_path):
-    """A cache of its own, a machine of two cores, one thread a rank, and short checks."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("kway.devices.cpu.usable_cores", lambda *root: 2)
-    for place in ("kway.jobs.asked", "kway.jobs.automatic"):
-        monkeypatch.setattr(f"{place}.discover", lambda: simulated(cores=2))
+def short_checks(two_cores, monkeypatch):
+    """One thread a rank, and short checks."""
     monkeypatch.setattr("kway.jobs.place.rank_threads", lambda device_set: 1)
     monkeypatch.setattr(checking, "RUN_S", 0.0)
     monkeypatch.setattr(checking, "LEAST_WINDOWS", 1)

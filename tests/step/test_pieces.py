@@ -21,18 +21,21 @@ def net():
     return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
 
 
-def cut_at(device, hides=True, kind="compiled", model=None, **settings):
-    return piece_bytes(Settings(**settings), device, kind, model or net(), hides)
+def cut_at(device, shares=2, level="math", kind="compiled", model=None, **settings):
+    return piece_bytes(Settings(**settings), device, kind, model or net(), shares, level)
 
 
 def test_where_code_is_cut():
     assert cut_at(GPU) == BUCKET_BYTES
     assert cut_at(GPU, bucket_mib=2) == 2 * 2**20
-    assert cut_at(GPU, hides=False) is None
+    # One device, and level bits, where several must round as one does, have nothing to hide.
+    assert cut_at(GPU, shares=1) is None
+    assert cut_at(GPU, level="bits") is None
+    assert cut_at(GPU, level="bits", overlap=True) == BUCKET_BYTES
     # The processors that would reduce are those that compute.
     assert cut_at(CPU) is None
     assert cut_at(GPU, overlap=False) is None
-    assert cut_at(CPU, hides=False, overlap=True) == BUCKET_BYTES
+    assert cut_at(CPU, shares=1, overlap=True) == BUCKET_BYTES
     assert cut_at(GPU, kind="graph") is None
 
 

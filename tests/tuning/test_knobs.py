@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from kway.errors import UsageError
+from kway.step.pieces import cuts_code, piece_bytes
 from kway.step.settings import Settings, takes_form
 from kway.tuning.knobs import NAMES, Subject, check_choice, stages, untried
 
@@ -34,6 +35,21 @@ def test_what_several_ranks_add_is_the_reduction():
     assert set(names(two)) - set(names(one)) == {"overlap", "buckets"}
     small = Subject("cuda", ranks=2, gradient_bytes=10**6)
     assert "buckets" not in names(small)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("level", ["math", "loose", "bits"])
+def test_not_to_cut_code_is_tried_where_it_is_cut(device, ranks, level):
+    kind, net = "compiled", nn.Linear(3_000, 3_000, bias=False)
+    cut = piece_bytes(Settings(), torch.device(device), kind, net, ranks, level) is not None
+    subject = Subject(device, ranks, level, step_kind=kind, gradient_bytes=net.weight.nbytes)
+    assert ("overlap" in names(subject)) == cut
+    assert (
+        cuts_code(True, device, ranks, level)
+        == cut
+        == ((device, ranks, level != "bits") == ("cuda", 2, True))
+    )
 
 
 def test_bits_try_nothing_that_depends_on_the_moment_or_on_the_number_of_ranks():

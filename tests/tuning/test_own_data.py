@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import kway
-from kway.tuning import trial
+
+pytestmark = pytest.mark.usefixtures("short")
 
 X, Y = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
 
@@ -31,14 +32,6 @@ class Draws(Dataset):
 def job(data):
     sgd = partial(torch.optim.SGD, lr=0.05)
     return kway.Job(lambda: nn.Linear(8, 3), nn.CrossEntropyLoss(), sgd, data, batch_size=16)
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(trial, "WINDOW_S", 0.0)
-    monkeypatch.setattr("kway.jobs.place.rank_threads", lambda device_set: 1)
-    monkeypatch.setenv("CXX", "no-such-compiler")
 
 
 def test_tune_asks_a_copy_of_the_data():

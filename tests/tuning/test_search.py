@@ -7,21 +7,24 @@ from kway.tuning.search import Reading, faster, search
 
 
 class Machine:
-    """Answers with the time of a choice; ``left`` falls by what each trial costs."""
+    """Answers with the time of a choice; ``left`` falls by what each trial costs, and by ``late`` more."""
 
-    def __init__(self, seconds, budget=100.0, cost=1.0, readings=()):
-        self.seconds, self.budget, self.one, self.asked = seconds, budget, cost, []
+    def __init__(self, seconds, budget=100.0, late=0.0, readings=()):
+        self.seconds, self.budget, self.one, self.late, self.asked = seconds, budget, 1.0, late, []
         self.readings = dict(readings)
 
     def measure(self, choice):
         self.asked.append(choice)
-        self.budget -= self.one
+        self.budget -= self.one + self.late
         key = tuple(sorted(choice.items()))
         return self.readings.get(key) or Reading((self.seconds(choice),) * 5, self.one)
 
     def find(self, stages, start=1.0):
         first = Reading((start,) * 5, self.one)
-        return search(stages, self.measure, lambda choice: self.one, lambda: self.budget, first)
+        return search(stages, self.measure, self.cost, self.cost, lambda: self.budget, first)
+
+    def cost(self, choice):
+        return self.one
 
 
 A = Stage("a", ({"optimizer": "foreach"}, {"optimizer": "fused"}))
@@ -60,7 +63,8 @@ def test_what_cannot_run_is_refused_with_its_reason():
 
 
 def test_what_takes_longer_than_is_left_is_not_begun():
-    machine = Machine(of, budget=1.5)
+    # One trial, and what is measured once more at the end: two.
+    machine = Machine(of, budget=3.5)
     found = machine.find([A, B])
     assert machine.asked == [{"optimizer": "foreach"}]
     assert [row.verdict.startswith("not tried: it takes about 1 s") for row in found.rows] == [
@@ -70,6 +74,22 @@ def test_what_takes_longer_than_is_left_is_not_begun():
         True,
     ]
     assert found.best == {}
+
+
+@pytest.mark.parametrize(("budget", "tried"), [(8.5, 1), (10.5, 1), (11.0, 2)])
+def test_time_to_measure_the_winner_again_is_left_whoever_wins(budget, tried):
+    made = {"step_kind": "compiled"}
+    machine = Machine(lambda choice: 0.8 if choice == made else 0.9 if choice else 1.0, budget)
+    machine.one = 2.5
+
+    def again(choice):
+        return 5.0 if choice == made else 1.0
+
+    stage, start = Stage("a", (made, {"optimizer": "fused"})), Reading((1.0,) * 5, 1.0)
+    found = search([stage], machine.measure, lambda choice: 2.5, again, lambda: machine.budget, start)
+    # 6 s for the winner and the step as it is: without them the other one would fit in.
+    assert [row.reading is not None for row in found.rows[1:]] == [True, tried == 2]
+    assert (found.best, found.again) == (made, pytest.approx(0.8))
 
 
 def test_a_gain_within_the_spread_is_none():
@@ -93,9 +113,9 @@ def test_a_winner_that_does_not_win_again_is_not_chosen():
 
 
 def test_a_winner_that_nobody_can_measure_again_has_to_win_clearly():
-    clear = Machine(lambda choice: 0.8 if choice else 1.0, budget=1.5)
+    clear = Machine(lambda choice: 0.8 if choice else 1.0, budget=3.5, late=1.0)
     assert clear.find([Stage("a", ({"optimizer": "fused"},))]).best == {"optimizer": "fused"}
-    late = Machine(lambda choice: 0.97 if choice else 1.0, budget=1.5)
+    late = Machine(lambda choice: 0.97 if choice else 1.0, budget=3.5, late=1.0)
     found = late.find([Stage("a", ({"optimizer": "fused"},))])
     assert found.best == {}
     assert found.rows[1].verdict == "no time to measure it again, and the gain is small"
@@ -109,5 +129,5 @@ def test_spread_leaves_out_the_outermost_of_five(count):
 
 def test_a_winner_that_is_measured_once_more_says_by_how_much_it_won_then():
     assert Machine(of).find([A]).again == pytest.approx(0.8)
-    assert Machine(of, budget=2.5).find([A]).again is None
+    assert Machine(of, budget=4.5, late=0.4).find([A]).again is None
     assert Machine(lambda choice: 1.0).find([A]).again is None

@@ -13,6 +13,8 @@ from kway.step.settings import Settings
 from kway.tuning import run, trial
 from kway.tuning.code import code_of
 
+pytestmark = pytest.mark.usefixtures("short")
+
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(64, 1, 6, 6, generator=G), torch.arange(64) % 3
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -24,15 +26,6 @@ def net():
 
 def job(model=net, **more):
     return kway.Job(model, nn.CrossEntropyLoss(), SGD, **{"data": (X, Y), "batch_size": 16, **more})
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch, tmp_path):
-    """A cache of its own, windows of two steps, one thread and no compiler: what is timed is no test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(trial, "WINDOW_S", 0.0)
-    monkeypatch.setattr("kway.jobs.place.rank_threads", lambda device_set: 1)
-    monkeypatch.setenv("CXX", "no-such-compiler")
 
 
 def made_fast(monkeypatch, wanted):
@@ -353,9 +346,9 @@ def subject_here(monkeypatch, job, seconds=20.0, **more):
     seen = {}
     plain = run.search
 
-    def search(stages, measure, cost, left, start):
+    def search(stages, measure, cost, again, left, start):
         seen["cost"] = cost
-        return plain([], measure, cost, left, start)
+        return plain([], measure, cost, again, left, start)
 
     monkeypatch.setattr(run, "stages", lambda subject: seen.update(subject=subject) or [])
     monkeypatch.setattr(run, "search", search)

@@ -154,6 +154,19 @@ def global_norm_of(module: nn.Module) -> GlobalNorm | None:
     return forward if isinstance(forward, GlobalNorm) else None
 
 
+def held_alike(model: nn.Module) -> tuple[set[int], set[int]]:
+    """Return ids of buffers that ``global_statistics`` makes equal on all ranks: to the bit, and but for rounding.
+
+    The second are those of layers that a compiler has seen: a rank without samples computes them as they are.
+    """
+    exact, rounded = set[int](), set[int]()
+    for _, module in layers(model):
+        norm = global_norm_of(module)
+        held = rounded if norm is not None and norm.was_traced else exact
+        held.update(id(buffer) for buffer in module.buffers())
+    return exact - rounded, rounded
+
+
 def global_forward(
     module: _BatchNorm, x: torch.Tensor, group: Group, presence: Presence, name: str
 ) -> torch.Tensor:

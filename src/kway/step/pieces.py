@@ -20,16 +20,26 @@ from kway.step.settings import Settings
 _MODULE, _CUTTER = "torch._dynamo.backends.distributed", "DDPOptimizer"
 
 
+def cuts_code(compiles: bool, device: str, shares: int, level: str) -> bool:
+    """Whether a model that ``compiles`` is cut where a bucket is full, where nobody chose (``Settings.overlap``).
+
+    Only where there is a reduction to hide: over several ``shares`` of a batch. On GPUs alone (``device`` is a type):
+    on a CPU the processors that would reduce are those that compute. Not at ``level`` bits: one device, with nothing to
+    hide, must round alike.
+    """
+    return compiles and device == "cuda" and shares > 1 and level != "bits"
+
+
 def piece_bytes(
-    settings: Settings, device: torch.device, kind: str, model: nn.Module, hides: bool
+    settings: Settings, device: torch.device, kind: str, model: nn.Module, shares: int, level: str
 ) -> int | None:
     """Return after how many bytes of parameters compiled code is cut, and buckets are full; ``None``: it is not cut.
 
-    ``hides``: whether there is a reduction that could go on beside backward. Where nobody chose, code is cut on GPUs
-    alone: on a CPU the processors that would reduce are those that compute.
+    ``shares`` of a batch and ``level``: see ``cuts_code``, which decides where nobody chose.
     """
-    wanted = (hides and device.type == "cuda") if settings.overlap is None else settings.overlap
-    if not (wanted and kind_of(kind).compiles):
+    compiles = kind_of(kind).compiles
+    wanted = cuts_code(compiles, device.type, shares, level) if settings.overlap is None else settings.overlap
+    if not (wanted and compiles):
         return None
     gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     return settings.bucket_bytes or usual_bytes(gradients, cuts_code=True)

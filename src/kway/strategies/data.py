@@ -16,11 +16,12 @@ from kway.cost.gradients import add_gradient_sums
 from kway.errors import UsageError
 from kway.flat import flat
 from kway.job import Job
-from kway.step.batchnorm import global_norm_of, global_statistics, layers
+from kway.step.batchnorm import global_statistics, held_alike
 from kway.step.gradients import sparse_parameters
 from kway.step.kinds import KINDS
 from kway.step.numbers import length
 from kway.step.open_jobs import OpenJob
+from kway.step.pieces import cuts_code
 from kway.strategies.base import Axis, Part
 from kway.strategies.replicas import check_replicas, compare_shapes, rounds_as
 
@@ -78,11 +79,10 @@ class Data(Axis):
     def price(self, estimate: Estimate, size: int, devices: Sequence[str]) -> None:
         """Add the sums of gradients, in buckets, and what the level gathers: see ``add_gradient_sums``.
 
-        What is compiled as one piece hands over all gradients at its end, and is cut into pieces on GPUs alone, below
-        bits: see ``kway.step.pieces`` and the engine.
+        What is compiled as one piece hands over all gradients at its end: see ``kway.step.pieces``.
         """
-        compiles, level = KINDS[estimate.step_kind].compiles, estimate.workload.level
-        cuts = compiles and not estimate.on_cpu and level != "bits"
+        compiles, device = KINDS[estimate.step_kind].compiles, "cpu" if estimate.on_cpu else "cuda"
+        cuts = cuts_code(compiles, device, size, estimate.workload.level)
         bucket = usual_bytes(int(estimate.workload.parameters["gradient_bytes"]), cuts)
         # Steps are counted in kind eager, whose buckets do not grow with the model.
         add_gradient_sums(
@@ -208,14 +208,11 @@ def equalise_buffers(model: nn.Module, group: Group, one_batch: bool) -> list[st
     """Bring buffers that differ between ranks to one value; return their names.
 
     Floating-point buffers get the mean over the ranks, others the first rank's value. ``one_batch``: whether batch
-    normalisation sees the global batch. Its statistics are equal by construction then, and left alone; where compiled
-    code moves them on some ranks, and not on one without samples, they may differ by rounding, which is not worth a
-    name. Ranks hold buffers of the same shapes: see ``check_replicas``.
+    normalisation sees the global batch. Its statistics are equal by construction then, and left alone; those that may
+    differ by rounding all the same (``held_alike``) are brought to one value without a name, which that is not worth.
+    Ranks hold buffers of the same shapes: see ``check_replicas``.
     """
-    norms = [module for _, module in layers(model)] if one_batch else []
-    seen = [module for module in norms if (norm := global_norm_of(module)) is not None and norm.was_traced]
-    rounded = {id(buffer) for module in seen for buffer in module.buffers()}
-    exact = {id(buffer) for module in norms for buffer in module.buffers()} - rounded
+    exact, rounded = held_alike(model) if one_batch else (set[int](), set[int]())
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in exact}
     changed = []
     for dtype in {buffer.dtype: None for buffer in buffers.values()}:

@@ -115,9 +115,7 @@ class Engine:
                     self.part.place = self.part.place * layout[axis] + self.mesh.coordinate(axis)
                     self.part.shares *= layout[axis]
                     self.part.batch_group = self.mesh.group(axis)
-            # At level bits code is cut only where that was chosen: one device, with nothing to hide, must round alike.
-            hides = self.part.shares > 1 and level != "bits"
-            pieces = piece_bytes(settings, self.device, step_kind, self.model, hides)
+            pieces = piece_bytes(settings, self.device, step_kind, self.model, self.part.shares, level)
             self.part.bucket_bytes = settings.bucket_bytes or pieces
             for axis in sorted(layout, key=lambda name: known[name].order):
                 known[axis].apply(self.part, self.mesh.group(axis))

@@ -11,6 +11,7 @@ from kway.errors import UsageError
 from kway.job import PRECISIONS
 from kway.registry import known
 from kway.step.kinds import KINDS
+from kway.step.pieces import cuts_code
 from kway.step.settings import MIB, Settings
 from kway.units import counted
 
@@ -128,12 +129,12 @@ def _on_gpu(subject: Subject) -> list[Stage]:
     fused = {"optimizer": "fused"} if "fused" in subject.forms else {}
     laid_out = {"memory_format": "channels_last"} if subject.images else {}
     kinds = [subject.step_kind] if subject.step_kind else list(_kinds(subject))
-    several = subject.ranks > 1
     # What mostly wins comes first, whole: where time is short it is the only one that is tried.
     likely = tuple({"step_kind": kind, **fused, **laid_out} for kind in kinds)
     if likely == ({"step_kind": subject.step_kind},):
         likely = ()
     compiled = any(KINDS[kind].compiles for kind in kinds)
+    cut = cuts_code(compiled, subject.device, subject.ranks, subject.level)
     return [
         Stage("step kind", likely),
         Stage("memory format", ({"memory_format": "contiguous"},) if laid_out else ()),
@@ -141,8 +142,8 @@ def _on_gpu(subject: Subject) -> list[Stage]:
         # Which algorithm wins depends on the moment: at level bits it would on two ranks.
         Stage("convolutions", ({"autotune": True},) if subject.images and subject.level != "bits" else ()),
         Stage("optimizer", tuple({"optimizer": form} for form in subject.forms if form != "fused")),
-        Stage("overlap", ({"overlap": False},) if several and compiled and subject.level != "bits" else ()),
-        Stage("buckets", _buckets(subject, compiled)),
+        Stage("overlap", ({"overlap": False},) if cut else ()),
+        Stage("buckets", _buckets(subject, cut)),
         Stage("compile mode", _compile_modes(subject) * compiled),
     ]
 
@@ -163,7 +164,9 @@ def _on_cpu(subject: Subject) -> list[Stage]:
         Stage("memory format", ({"memory_format": "channels_last"},) if subject.images else ()),
         Stage("optimizer", tuple({"optimizer": form} for form in subject.forms)),
         Stage("threads", tuple({"threads": count} for count in fewer)),
-        Stage("buckets", _buckets(subject, cuts_code=False)),
+        Stage(
+            "buckets", _buckets(subject, cuts_code(compiles, subject.device, subject.ranks, subject.level))
+        ),
         Stage("step kind", ({"step_kind": "compiled"},) if compiles else ()),
     ]
 
@@ -173,10 +176,10 @@ def _attention(subject: Subject) -> tuple[Choice, ...]:
     return ({"attention": "cudnn"},) if subject.attention and narrow else ()
 
 
-def _buckets(subject: Subject, cuts_code: bool) -> tuple[Choice, ...]:
+def _buckets(subject: Subject, is_cut: bool) -> tuple[Choice, ...]:
     if subject.ranks == 1 or subject.gradient_bytes < SEVERAL_BUCKETS or subject.level == "bits":
         return ()
-    usual = usual_bytes(subject.gradient_bytes, cuts_code) / MIB
+    usual = usual_bytes(subject.gradient_bytes, is_cut) / MIB
     return ({"bucket_mib": round(usual / 2.5)}, {"bucket_mib": round(usual * 4)})
 
 

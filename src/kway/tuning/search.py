@@ -74,15 +74,17 @@ def search(
     stages: Iterable[Stage],
     measure: Callable[[Choice], Reading],
     cost: Callable[[Choice], float],
+    again: Callable[[Choice], float],
     left: Callable[[], float],
     start: Reading,
 ) -> Found:
     """Try the changes of each stage on the best choice so far; keep what is faster and agrees.
 
-    ``measure`` tries a choice; ``cost`` says in how many seconds, about; ``left`` the seconds that are left;
-    ``start``: the reading of the step as it is. What would take longer than is left is not begun. At the end the
-    winner and the step as it is are measured once more, and the winner has to win again; where there is no time for
-    that, it has to have won by ``CLEAR_GAIN``.
+    ``measure`` tries a choice; ``cost`` says in how many seconds, about; ``again`` how long it takes to measure one
+    that was tried; ``left`` the seconds that are left; ``start``: the reading of the step as it is. At the end the
+    winner and the step as it is are measured once more, and the winner has to win again. What would leave no time for
+    that, whoever wins, is not begun; where there is none all the same, since something took longer than ``cost`` said,
+    the winner has to have won by ``CLEAR_GAIN``.
     """
     found, readings = Found({}), {_key({}): start}
     found.rows.append(Row("", {}, start, ""))
@@ -93,9 +95,13 @@ def search(
             choice = {**found.best, **change}
             if _key(choice) in readings:
                 continue
-            needs = cost(choice)
-            if needs > left():
-                verdict = f"not tried: it takes about {needs:.0f} s, {max(0.0, left()):.0f} s are left"
+            needs, rest = cost(choice), left()
+            confirms = again({}) + max(again(choice), again(winner))
+            if needs + confirms > rest:
+                verdict = (
+                    f"not tried: it takes about {needs:.0f} s, and to measure what wins once more {confirms:.0f} s, "
+                    f"{max(0.0, rest):.0f} s are left"
+                )
                 found.rows.append(Row(stage.name, choice, None, verdict))
                 found.whole = False
                 continue
@@ -105,7 +111,7 @@ def search(
             if not verdict:
                 winner, its = choice, reading
         found.best, best = winner, its
-    if found.best and cost({}) + cost(found.best) <= left():
+    if found.best and again({}) + again(found.best) <= left():
         _confirm(found, measure, start)
     elif found.best and best.median_s > (1 - CLEAR_GAIN) * start.median_s:
         _take_back(found, "no time to measure it again, and the gain is small")

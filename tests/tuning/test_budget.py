@@ -1,0 +1,87 @@
+"""What a tuning takes of its seconds, on a clock that only trials move: never more than there are."""
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from kway.tuning import run
+from kway.tuning.knobs import Subject, stages
+from kway.tuning.run import FIRST_S, KERNELS, _Budget
+from kway.tuning.search import Reading, search
+from kway.tuning.trial import compiles
+from kway.world import StopRequest
+
+SUBJECT = Subject(
+    "cuda", 2, allowed=("bf16",), images=True, forms=("foreach", "fused"), gradient_bytes=10**9, may_be_cut=False
+)  # fmt: skip
+LAYERS, PLAIN = 60, 3.0
+
+
+class Trials:
+    """Takes as long as ``seconds`` says of a choice, its estimate, and whether its kernels are there.
+
+    The more is chosen the faster it is.
+    """
+
+    def __init__(self, monkeypatch, seconds, step_kind):
+        self.now, self.seconds, self.tried, self.kernels = PLAIN, seconds, [], []
+        monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        self.group, self.trace_s = SimpleNamespace(objects=lambda value: [value]), 1.0
+        self.model = nn.Sequential(*[nn.Identity() for _ in range(LAYERS)])
+        self.job, self.plan = SimpleNamespace(precision="fp32"), SimpleNamespace(step_kind=step_kind)
+        self.standards = {"fp32": None}
+
+    def measure(self, choice):
+        estimate = (self.budget.again if choice in [{}, *self.tried] else self.budget.cost)(choice)
+        made = {name: choice.get(name) for name in KERNELS}
+        spent = self.seconds(choice, estimate, made in self.kernels)
+        if compiles(choice, self.plan):
+            self.kernels.append(made)
+        self.now += spent
+        self.tried.append(choice)
+        self.standards[choice.get("precision", "fp32")] = None
+        return Reading((0.9 ** len(choice),) * 5, spent, max(0.0, spent - PLAIN))
+
+    def find(self, seconds):
+        start = Reading((1.0,) * 5, PLAIN)
+        self.budget = _Budget(self, SUBJECT, 0.0, start, seconds, StopRequest(), lambda line: None)
+        budget = self.budget
+        return search(stages(SUBJECT), budget.measure, budget.cost, budget.again, budget.left, start)
+
+
+def as_said(choice, estimate, made):
+    return estimate
+
+
+def sooner(choice, estimate, made):
+    return max(PLAIN, estimate / 2)
+
+
+def as_seen(choice, estimate, made):
+    """Return what trials of a tuning took that ended late on a GPU: ``searched`` was made in 123 s, where 118 were
+    expected by the first compilation. How long the mode after it takes is made up.
+    """
+    if choice.get("step_kind") not in ("compiled", "compiled-graph"):
+        return estimate
+    making = {"searched": 123.0, "max-autotune": 250.0}.get(choice.get("compile_mode"), 39.0)
+    return PLAIN + (19.0 if made else making)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step_kind"),
+    [(as_said, "eager"), (as_said, "compiled"), (sooner, "eager"), (as_seen, "eager")],
+)
+def test_no_more_is_spent_than_there_is_and_the_winner_is_measured_again(monkeypatch, seconds, step_kind):
+    whole = set()
+    for budget in range(5, 1_200, 15):
+        trials = Trials(monkeypatch, seconds, step_kind)
+        found = trials.find(budget)
+        assert trials.now <= budget
+        assert (found.again is not None) == bool(found.best)
+        assert bool(found.best) == (len(trials.tried) > 0)
+        whole.add(found.whole)
+    # With the shortest nothing was tried, with the longest everything.
+    assert whole == {True, False}
+    assert found.best["compile_mode"] == "searched"
+    assert FIRST_S["cuda"][0] + LAYERS * FIRST_S["cuda"][1] > 39.0
