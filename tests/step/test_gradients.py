@@ -104,7 +104,7 @@ WAYS = [{}, {"micro_batch": 1}, {"clip": 0.5}, {"penalty": square}]
         *(("eager", devices, settings) for devices in (1, 2) for settings in WAYS),
         pytest.param("compiled", 1, {"micro_batch": 1, "clip": 0.5}, marks=COMPILES),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
 )
 def test_parameters_that_are_added_up_are_not_changed_twice(step_kind, devices, settings, ranks):
     x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 1.0], [2.0, 2.0]], dtype=torch.float64)

@@ -5,7 +5,7 @@ import torch
 
 from kway.comm.group import Group
 from kway.errors import UsageError
-from kway.step.tally import Tally, accuracy, mean, measure
+from kway.step.tally import Tally, accuracy, mean, measure, right_ones
 
 CPU = torch.device("cpu")
 
@@ -154,3 +154,19 @@ def test_one_value_for_several_samples_is_a_doubt_that_is_said_once():
     measure({"kept": lambda output, target: torch.tensor(0.5)}, None, None, 4, tally)
     measure({"kept": lambda output, target: torch.ones(3)}, None, None, 4, tally)
     assert len(doubts) == 1
+
+
+@pytest.mark.parametrize("shape", [(13, 5), (6, 5, 4), (1, 5)])
+@pytest.mark.parametrize("classes", [True, False])
+def test_accuracy_is_counted_the_same_in_whatever_way_it_is_summed(shape, classes):
+    draw = torch.Generator().manual_seed(0)
+    output = torch.randn(shape, generator=draw)
+    target = torch.randn(shape, generator=draw).argmax(1) if classes else torch.rand(shape, generator=draw)
+    found = []
+    for right in (None, right_ones):
+        tally = Tally(["accuracy"], torch.device("cpu"), rows=2)
+        for row in (1, 0, 1):
+            measure({"accuracy": accuracy}, output, target, shape[0], tally, row, right)
+        found.append(tally.result(Group()))
+    assert found[0] == found[1]
+    assert found[0]["accuracy"][1] == 3 * output.argmax(1).numel()

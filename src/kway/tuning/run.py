@@ -38,8 +38,8 @@ PART, MOST_S = 0.05, 60.0
 LEAST_STEPS = 2000
 # Steps that are compared: a recorded step is recorded by then, others are the same from the first on.
 COMPARED = {"cuda": 6, "cpu": 2}
-# Seconds of a compilation before one was seen, and by layer; by mode how many times as long. On one H200 LeNet took 15 s
-# and ResNet-18 26 s; on a slower host before, 39 s.
+# Seconds of a compilation before one was seen, and by layer; by mode how many times as long. On one H200 LeNet took
+# 15 s and ResNet-18 26 s; on a slower host before, 39 s.
 FIRST_S = {"cuda": (10.0, 0.4), "cpu": (15.0, 1.0)}
 LONGER = {"searched": 5.0, "max-autotune": 10.0}
 # What a longer mode is said to take, by that. Its search goes by how many kernels there are and how many variants each
