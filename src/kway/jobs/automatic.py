@@ -13,6 +13,7 @@ from kway.devices.topology import discover
 from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.asked import AUTO, asked_of
+from kway.jobs.identity import differs, identity_of
 from kway.jobs.known_costs import gather
 from kway.jobs.place import Place, place
 from kway.jobs.ranking import ranked
@@ -23,6 +24,7 @@ from kway.planned import Planned, spelled_set, titled
 from kway.planning import history
 from kway.records import Training
 from kway.report.plans import trust
+from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
@@ -120,7 +122,7 @@ def by_plan(plan: Any, going: Going) -> Going:
         job = replace(job, batch_size=row["batch_size"])
     batch = training_parts(replace(job, validation=None))[0].order.batch_size
     for what, got, need in (
-        ("model", record.model, job.title),
+        ("model", *_models(record, job)),
         ("precision", record.precision, job.precision),
         ("batch size", row["batch_size"], batch),
     ):
@@ -140,6 +142,14 @@ def by_plan(plan: Any, going: Going) -> Going:
     line = f"as planned on {record.made[:10]}: {titled(row)}, {seconds_text(row['step_s'])} a step predicted"
     devices = spelled_set(row["device_set"])
     return Going(job, devices, row["strategy"], row["step_kind"], record.level, record.shards, row, (line,))
+
+
+def _models(record: Planned, job: Job) -> tuple[str, str]:
+    """Return of which model a plan is, and which one the job has: the same where nothing tells them apart."""
+    if record.model != job.title or not record.identity:
+        return record.model, job.title
+    unlike = differs(job.title, record.identity, record.versions, identity_of(build(job)))
+    return (job.title, job.title) if unlike is None else unlike
 
 
 def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:

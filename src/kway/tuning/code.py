@@ -16,16 +16,12 @@ from torch import nn
 from kway.tuning.bytecode import code_text, constant, global_names, names_in
 from kway.tuning.classes import members, state_names
 from kway.tuning.libraries import is_library, name_of
+from kway.tuning.lists import MOST_ITEMS, PLAIN, holds_nothing, inside
 
-# What is written as it is. Subclasses may write themselves by code of the user's.
-_PLAIN: Mapping[type, Any] = {
-    kind: kind.__repr__
-    for kind in (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-}
 # Of a function that is not defined yet where another one knows it.
 _EMPTY = CellType()
-# More functions, classes and objects are not looked at, nor more of a list: tables of what is called are short.
-MOST, MOST_ITEMS = 100_000, 256
+# More functions, classes and objects are not looked at.
+MOST = 100_000
 _NAMED = (type, FunctionType, MethodType, BuiltinFunctionType)
 # Of what torch keeps in every module, that which may hold code of the user's.
 _OF_TORCH = vars(nn.Module()).keys() - {"_parameters", "_forward_hooks", "_forward_pre_hooks"}
@@ -77,14 +73,13 @@ class _Walk:
         ``plain``: whether values that are no code count.
         """
         kind = type(value)
-        if kind in _PLAIN:
-            return _PLAIN[kind](value) if plain else ""
+        if kind in PLAIN:
+            return PLAIN[kind](value) if plain else ""
         if isinstance(value, nn.Parameter):
             size = "" if torch.nn.parameter.is_lazy(value) else list(value.shape)
             return f"parameter {size} {value.dtype}" if plain else ""
-        if isinstance(value, torch.Tensor | ModuleType) or (
-            isinstance(value, dict | list | tuple) and not len(value)
-        ):
+        counts = plain and (self._lists or not isinstance(value, dict | list))
+        if isinstance(value, torch.Tensor | ModuleType) or holds_nothing(value, counts):
             return ""
         if id(value) not in self._seen:
             self._seen[id(value)] = len(self._seen), value
@@ -106,12 +101,10 @@ class _Walk:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, frozenset):
-            return constant(frozenset(self._named(each, plain) for each in value if type(each) in _PLAIN))
-        if isinstance(value, tuple):
-            return f"tuple {self._items(islice(enumerate(tuple.__iter__(value)), MOST_ITEMS), plain)}"
-        if isinstance(value, list):
-            items = islice(enumerate(list.__iter__(value)), MOST_ITEMS)
-            return f"list {self._items(items, plain and self._lists)}"
+            return constant(frozenset(self._named(each, plain) for each in value if type(each) in PLAIN))
+        if isinstance(value, list | tuple):
+            counts = plain and (self._lists or not isinstance(value, list))
+            return f"list {self._items(islice(enumerate(inside(value)), MOST_ITEMS), counts)}"
         if isinstance(value, dict | SimpleNamespace | Namespace):
             value = value if isinstance(value, dict) else vars(value)
             # Keys that are numbers may be counted up by the process, as torch does for hooks.
