@@ -209,7 +209,7 @@ class Stream(torch.utils.data.IterableDataset):
         ({"data": Stream()}, "stream"),
         ({"batch_size": 65}, "no whole batch"),
         ({"model": partial(Noisy, 36, 3)}, "random numbers"),
-        ({"model": partial(NoCopy, 36, 3)}, "cannot be copied (RuntimeError: only one of these)"),
+        ({"model": NoCopy(36, 3)}, "cannot be copied (RuntimeError: only one of these)"),
         ({"data": ordered(), "batch_size": None}, "sampler of the user's own"),
     ],
 )
