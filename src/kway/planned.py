@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from kway.errors import UsageError
 from kway.records import Record
+from kway.workload import wrong_identity
 
 # By which part candidates differ whose order no prediction can tell, however good those before were.
 CLOSE = 0.03
@@ -33,7 +34,8 @@ class Planned(Record):
     ``right_order`` and ``pairs`` (those more than a tenth apart). ``too_close``: the ``part`` by which candidates may
     differ and not be told apart, and the ``checks`` of these candidates and their ``mean_error`` that it comes from.
     ``workloads`` and ``measurements``: what it rests on, with dates, and whether it is ``new``, found out for this
-    plan. ``estimate_only``: the machine is not here. Raises ``UsageError`` for what is not of this form.
+    plan. ``identity``: of the model, as in ``Workload``. ``estimate_only``: the machine is not here. Raises
+    ``UsageError`` for what is not of this form.
     """
 
     kind: ClassVar[str] = "plan"
@@ -62,6 +64,7 @@ class Planned(Record):
         default_factory=lambda: {"part": CLOSE, "checks": 0, "mean_error": None}
     )
     notices: list[str] = field(default_factory=list)
+    identity: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problem = _wrong(self)
@@ -89,6 +92,8 @@ def _wrong(record: Planned) -> str:
     """Say what is wrong with a record, or ``""``."""
     if not (isinstance(record.candidates, list) and record.candidates):
         return "it has no candidates"
+    if problem := wrong_identity(record.identity):
+        return problem
     for place, row in enumerate(record.candidates):
         fields: Any = row if isinstance(row, dict) else {}  # a file may hold anything
         for name, kind in _CANDIDATE.items():

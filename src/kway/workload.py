@@ -46,6 +46,8 @@ class Workload(Record):
     ``buckets``: bytes of each call that brings gradients together, first first.
     ``step_kinds_left``: why, by kind that was not timed. ``draws_on_cpu``: whether a step draws random numbers there.
     ``busy``: what other programs kept busy meanwhile, like ``1.8 of 2 processors``, or ``""``.
+    ``identity``: what tells the model from others of its name: ``parameters`` as it was built (``None``: its first run
+    told) and ``code``, a digest of layers, shapes and code (``""``: not known).
     Raises ``UsageError`` for what is not of this form.
     """
 
@@ -78,6 +80,7 @@ class Workload(Record):
     notices: list[str] = field(default_factory=list)
     draws_on_cpu: bool = False
     busy: str = ""
+    identity: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problem = wrong_in_workload(self)
@@ -147,6 +150,7 @@ _OWN: _Form = {
     "batch_size": int, "samples": int | None, "sample_bytes": int, "flop_per_sample": _NUMBER | None,
     "seconds": _NUMBER, "optimizer": str,
 }  # fmt: skip
+_IDENTITY: _Form = {"parameters": int | None, "code": str}
 _CHOICES = {"part": PARTS, "bound": BOUNDS, "when": WHEN, "what": COLLECTIVES}
 _AT_LEAST_ONE = ("samples", "threads", "devices", "batch_size", "times")
 
@@ -158,6 +162,7 @@ def wrong_in_workload(record: Workload) -> str:
         or _in("parameters", _wrong(record.parameters, _PARAMETERS))
         or _in("memory", _wrong(record.memory, _MEMORY))
         or _in("gradients", _wrong(record.gradients, dict.fromkeys(record.gradients, int)))
+        or wrong_identity(record.identity)
         or _wrong_list("memory.peak", record.memory["peak"], _PEAK)
     )
     for name, form in _FORMS.items():
@@ -166,6 +171,11 @@ def wrong_in_workload(record: Workload) -> str:
         for part in ("forward", "backward"):
             problem = problem or _in(f"layers[{place}].{part}", _wrong(layer[part], _LINE))
     return problem or _untimed(record)
+
+
+def wrong_identity(identity: Any) -> str:
+    """Say what is wrong with the ``identity`` of a record, or ``""``; older records have none."""
+    return "" if identity == {} else _in("identity", _wrong(identity, _IDENTITY))
 
 
 def _untimed(record: Workload) -> str:

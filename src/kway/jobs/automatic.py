@@ -10,20 +10,23 @@ from typing import Any
 import torch
 
 from kway.devices.topology import discover
-from kway.errors import UsageError
+from kway.errors import NotMeasuredError, UsageError
 from kway.job import Job
-from kway.jobs.asked import AUTO, asked_of
-from kway.jobs.known_costs import gather
+from kway.jobs.asked import AUTO, Asked, asked_of
+from kway.jobs.identity import differs, identity_of
+from kway.jobs.known_costs import Known, gather
 from kway.jobs.place import Place, place
 from kway.jobs.ranking import ranked
 from kway.jobs.slowed import slowed
 from kway.jobs.tuning import first_kind
 from kway.launch.torchrun import from_environment
-from kway.planned import Planned, spelled_set, titled
+from kway.planned import Planned, short_set, spelled_set, titled
 from kway.planning import history
 from kway.records import Training
 from kway.report.plans import trust
+from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND
+from kway.strategies.layout import one_process
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
 from kway.units import counted, seconds_text, shown
@@ -120,7 +123,7 @@ def by_plan(plan: Any, going: Going) -> Going:
         job = replace(job, batch_size=row["batch_size"])
     batch = training_parts(replace(job, validation=None))[0].order.batch_size
     for what, got, need in (
-        ("model", record.model, job.title),
+        ("model", *_models(record, job)),
         ("precision", record.precision, job.precision),
         ("batch size", row["batch_size"], batch),
     ):
@@ -142,12 +145,20 @@ def by_plan(plan: Any, going: Going) -> Going:
     return Going(job, devices, row["strategy"], row["step_kind"], record.level, record.shards, row, (line,))
 
 
+def _models(record: Planned, job: Job) -> tuple[str, str]:
+    """Return of which model a plan is, and which one the job has: the same where nothing tells them apart."""
+    if record.model != job.title or not record.identity:
+        return record.model, job.title
+    unlike = differs(job.title, record.identity, record.versions, identity_of(build(job)))
+    return (job.title, job.title) if unlike is None else unlike
+
+
 def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
     """Plan a run and return it as was chosen; inside ranks that are there as it is: their number is given.
 
     Devices ``"auto"``: every number of GPUs, of CPU ranks where there is none; else the device set to use. What is not
     remembered of model and machine is found out now, in ``MOST_S``, about. Raises ``UsageError`` for what cannot be
-    planned, and where the model fits nowhere.
+    planned, and where the model fits nowhere. What cannot be priced for want of a figure runs all the same.
     """
     begun = time.perf_counter()
     cluster = discover()
@@ -159,7 +170,11 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
     asked = asked_of(going.job, going.devices, AUTO, going.exactness, going.shards, kinds, cluster=cluster)
     if going.devices == AUTO and cluster.gpus:
         asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
-    record = ranked(asked, gather(asked, {}, None, ranks, _announced(going.job, say), seconds=MOST_S), begun)
+    known = gather(asked, {}, None, ranks, _announced(going.job, say), seconds=MOST_S)
+    try:
+        record = ranked(asked, known, begun)
+    except NotMeasuredError as error:
+        return _unpriced(going, asked, known, error)
     row = record.best
     return replace(
         going,
@@ -168,6 +183,19 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
         row=row,
         lines=told(record),
     )
+
+
+def _unpriced(going: Going, asked: Asked, known: Known, error: NotMeasuredError) -> Going:
+    """Return a run as one of the layouts that are left, none of which has a price: processes before threads.
+
+    A measurement leaves out what a busy machine keeps it from telling.
+    """
+    found, _ = asked.candidates(lambda device: known.step_kinds(device, asked.step_kinds))
+    chosen = min(found, key=lambda each: one_process(each.layout))
+    which = "the only layout that is left" if len(found) == 1 else f"of {counted(len(found), 'candidate')}"
+    line = f"auto: {chosen.strategy} on {short_set([*chosen.device_set])}, {which}, not priced: {error.need}"
+    devices = spelled_set([*chosen.device_set])
+    return replace(going, devices=devices, strategy=chosen.strategy, lines=(line, *known.notices))
 
 
 def _announced(job: Job, say: Callable[[str], None]) -> Callable[[str], None]:

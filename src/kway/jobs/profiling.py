@@ -21,6 +21,7 @@ from kway.job import Job
 from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.arguments import check_job
 from kway.jobs.folder import claimed
+from kway.jobs.identity import identity_of
 from kway.jobs.place import choose, rank_threads
 from kway.profiling.run import Profiler, Wanted
 from kway.step.build import build
@@ -99,7 +100,7 @@ def profile(
         waits = busy.said(others)
         for line in waits:
             say(line)
-        modes = _modes(model)
+        modes, identity = _modes(model), identity_of(model)
         try:
             found = Profiler(job, model, plan, wanted, say).run()
         finally:
@@ -120,6 +121,7 @@ def profile(
             step_kinds_left={**left, **found.left},
             seconds=time.perf_counter() - begun,
             busy=others,
+            identity=identity,
             notices=list(dict.fromkeys([*device_warnings(device_set, cluster), *waits, *found.notices])),
             **found.fields,
         )

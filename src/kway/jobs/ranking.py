@@ -67,6 +67,7 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
         seconds=time.perf_counter() - begun,
         notices=[*known.notices, *([] if estimate_only else doubts.impossible(order.rows, known.given))],
         estimate_only=estimate_only,
+        identity=dict(asked.identity),
     )
 
 

@@ -14,6 +14,7 @@ from kway.errors import RefusedError, UsageError
 from kway.launch import threads
 from kway.launch.shared_process import SharedProcess
 from kway.launch.status import Status
+from kway.step.copying import computed
 from kway.step.process_wide import drawing, held
 from kway.step.seeds import preserved_everywhere
 from kway.world import World
@@ -90,7 +91,9 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     for value in _reached(arguments):
         if isinstance(value, torch.Generator):
             memo[id(value)] = _generator(value)
-        elif not isinstance(value, nn.Module):
+        elif isinstance(value, nn.Module):
+            memo |= computed([value])
+        else:
             memo[id(value)] = value
     try:
         return copy.deepcopy(arguments, memo)
@@ -109,17 +112,17 @@ def _generator(own: torch.Generator) -> torch.Generator:
 
 
 def _reached(arguments: tuple[Any, ...]) -> Iterable[Any]:
-    """Yield what replicas share, or what has a way of its own to be copied: data sets, arrays and generators.
+    """Yield what replicas share, or what has a way of its own to be copied: data sets, arrays, generators and models.
 
     Models are not looked into: theirs are tensors of their own.
     """
     waiting, seen = list(arguments), {id(arguments)}
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or isinstance(value, (*_PLAIN, nn.Module)):
+        if id(value) in seen or isinstance(value, _PLAIN):
             continue
         seen.add(id(value))
-        if isinstance(value, torch.Generator) or _is_data(value):
+        if isinstance(value, torch.Generator | nn.Module) or _is_data(value):
             yield value
         elif isinstance(value, Mapping):
             waiting += value.values()

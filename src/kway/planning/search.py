@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kway.errors import UsageError
+from kway.errors import NotMeasuredError, UsageError
 from kway.planned import CLOSE, not_told_apart, one_device
 from kway.planning.candidates import Candidate, Left
 from kway.planning.explain import explained
@@ -39,18 +39,22 @@ def search(
     """Price and rank candidates. ``cores``: more CPU ranks are never chosen. ``title``: what errors call the model.
     ``close``: by which part candidates may differ and not be told apart.
 
-    Raises ``UsageError`` where nothing can be priced, and where nothing fits: with what is missing and what would help.
+    Raises ``UsageError`` where nothing can be priced, ``NotMeasuredError`` where only figures are missing for that, and
+    where nothing fits: with what is missing and what would help.
     """
     priced: list[tuple[Candidate, Price]] = []
     left: list[Left] = []
+    refused = []
     for each in candidates:
         try:
             priced.append((each, price(each, scaling.of(each.devices))))
         except UsageError as error:
             left.append(Left(each.strategy, each.device_set, each.step_kind, str(error)))
+            refused.append(error)
     if not priced:
         why = left[0].why if left else "there is no layout"
-        raise UsageError(f"no plan for {title}", why)
+        unmeasured = refused and all(isinstance(error, NotMeasuredError) for error in refused)
+        raise (NotMeasuredError if unmeasured else UsageError)(f"no plan for {title}", why)
     rows = [(each, _row(each, cost, room(each), scaling, cores)) for each, cost in priced]
     rows.sort(key=lambda pair: _rank(pair[1]))
     if not any(row["fits"] for _, row in rows):

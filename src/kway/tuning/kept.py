@@ -16,7 +16,7 @@ from kway.job import Job
 from kway.records import Plan
 from kway.training.subject import data_text
 from kway.training.surroundings import gpu_name, versions
-from kway.tuning.code import code_of, object_code
+from kway.tuning.code import code_of
 from kway.tuning.knobs import Choice, Subject, check_choice
 from kway.world import World
 
@@ -40,20 +40,22 @@ def facts(
 def job_facts(job: Job, model: nn.Module, parts: Parts, device: torch.device) -> dict[str, Any]:
     """Return what the time of a job's steps depends on wherever they are spread: model, batch, machine, versions.
 
-    Code counts as well: of the classes of model and data, loss, optimizer, penalty, schedule and metrics. Plain values.
+    Code counts as well, with what it calls: of model and data, loss, optimizer, penalty, schedule, metrics, and what
+    takes a batch apart. Plain values.
     """
     named = list(model.named_parameters())
+    beside = (job.penalty, job.schedule, job.inputs, job.target, *job.metrics.values())
     return {
         "model": str(model),
-        "code": sorted({object_code(module) for module in model.modules()}),
+        "code": code_of(model),
         "parameters": [[n, list(p.shape), list(p.stride()), str(p.dtype), p.requires_grad] for n, p in named],
         "optimizer": code_of(job.optimizer),
-        "loss": str(job.loss) if isinstance(job.loss, nn.Module) else code_of(job.loss),
-        "beside": [code_of(each) for each in (job.penalty, job.schedule, *job.metrics.values())],
+        "loss": [str(job.loss) if isinstance(job.loss, nn.Module) else "", code_of(job.loss)],
+        "beside": [code_of(each) for each in beside],
         "clip": job.clip,
         "ema": job.ema,
         "data": data_text(job.data),
-        "data_code": object_code(getattr(job.data, "dataset", job.data)),
+        "data_code": code_of(job.data, lists=False),
         "sample": _shapes(_sample(parts)),
         "batch_size": job.batch_size,
         "micro_batch": job.micro_batch,
