@@ -24,10 +24,13 @@ def test_a_plan_comes_back_from_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda row: row.pop("terms"), "terms of candidate 0 is missing"),
+        (lambda row: row.pop("terms"), r"candidates\[0\]: terms is missing"),
         (lambda row: row["terms"].update(compute=9.0), "the terms of candidate 0 are 9"),
-        (lambda row: row["terms"].update(compute=-1.0), "terms that are no times"),
-        (lambda row: row.update(fits=1), "fits of candidate 0 is 1"),
+        (
+            lambda row: row["terms"].update(compute=-1.0),
+            r"candidates\[0\].terms: compute is -1.0, not a number of at least 0",
+        ),
+        (lambda row: row.update(fits=1), r"candidates\[0\]: fits is 1, not true or false"),
         (lambda row: row.update(devices=3), "has 3 devices and names 2"),
     ],
 )
@@ -40,7 +43,7 @@ def test_a_plan_that_does_not_hold_together_is_refused(change, said):
 
 @pytest.mark.parametrize("chosen", [3, -1, "x"])
 def test_what_was_chosen_must_be_there(chosen):
-    with pytest.raises(UsageError, match="there is no candidate"):
+    with pytest.raises(UsageError, match=f"there is no candidate 3|chosen is {chosen!r}, not a whole number"):
         planned(chosen=chosen)
 
 
