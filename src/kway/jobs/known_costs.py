@@ -206,7 +206,7 @@ def _recalled(known: Mapping[str, Any], kinds: Sequence[str], seconds: float) ->
         if held is None or float(held["seconds"]) < seconds:
             return None
         workload = Workload.from_dict(held["workload"])
-    except (UsageError, KeyError, TypeError, ValueError):
+    except (UsageError, KeyError, TypeError, ValueError, OverflowError):
         return None
     tried = {
         *workload.step_kinds(),
