@@ -11,6 +11,10 @@ from kway.records import Record
 # By which part candidates differ whose order no prediction can tell, however good those before were.
 CLOSE = 0.03
 
+# By which part at most, however far those before were off: candidates rest on the same times, and what is wrong with
+# these is wrong for all. One run that met a busy moment may be off by any factor, and tells little of their order.
+CLOSE_AT_MOST = 0.5
+
 # By which part of a step the terms may miss its time: they are its terms, and only rounding lies between.
 ROUNDING = 1e-6
 

@@ -83,6 +83,11 @@ def test_what_is_too_close_to_tell_follows_the_checks_of_the_same_candidates():
     assert history.too_close(own, these, "net") == {
         "part": pytest.approx(0.15), "checks": 2, "mean_error": pytest.approx(0.15),
     }  # fmt: skip
+    # One run of a busy moment tells little of the order: candidates rest on the same times.
+    busy = [checked(1.616)]
+    assert history.too_close(busy, these, "net") == {
+        "part": 0.5, "checks": 1, "mean_error": pytest.approx(1.616),
+    }  # fmt: skip
     # Of other models where this one was never checked; of small errors none makes 3% less.
     assert history.too_close(own, these, "other")["part"] == pytest.approx(0.15)
     assert history.too_close([*own, checked(0.01, model="other")], these, "other")["part"] == 0.03

@@ -7,7 +7,7 @@ from typing import Any
 
 from kway.devices.remembered import digest, read, write
 from kway.forms import Maybe, wrong
-from kway.planned import CLOSE
+from kway.planned import CLOSE, CLOSE_AT_MOST
 from kway.planning.candidates import Candidate
 from kway.records import Cluster
 
@@ -72,10 +72,10 @@ def too_close(
     """Return ``Planned.too_close``: by which part candidates may differ and not be told apart.
 
     That is ``CLOSE``, or the mean error of the checks of these candidates where that is more: who was off by a tenth
-    does not know which of two is faster that are closer.
+    does not know which of two is faster that are closer. ``CLOSE_AT_MOST`` in any case.
     """
     known = summary(of_candidates(checks, candidates, model))
-    return {"part": max(CLOSE, known["mean_error"] or 0.0), **known}
+    return {"part": min(CLOSE_AT_MOST, max(CLOSE, known["mean_error"] or 0.0)), **known}
 
 
 def entry(row: Mapping[str, Any], model: str, made: str) -> dict[str, Any]:
