@@ -42,8 +42,8 @@ _FORMS: dict[str, Any] = {
         {"candidates": AtLeast(0, int), "mean_error": (AtLeast(0), None), "right_order": int, "pairs": int}, None,
     ),
     "too_close": {"part": AtLeast(0), **_ERRORS},
-    "workloads": [{"device": Maybe(str), "made": Maybe(str), "new": Maybe(bool)}],
-    "measurements": [{"device": Maybe(str), "made": Maybe(str), "new": Maybe(bool)}],
+    "workloads": [{"device": Maybe(str), "made": Maybe(str), "new": Maybe(bool), "busy": Maybe(str)}],
+    "measurements": [{"device": Maybe(str), "made": Maybe(str), "new": Maybe(bool), "busy": Maybe(str)}],
     "machine": {"cpu": Maybe(str), "gpus": Maybe(list[str])},
 }  # fmt: skip
 
@@ -65,8 +65,9 @@ class Planned(Record):
     ``checks`` that were made here before, and ``mean_error`` of them. ``check``: of a check ``mean_error``,
     ``right_order`` and ``pairs`` (those more than a tenth apart). ``too_close``: the ``part`` by which candidates may
     differ and not be told apart, and the ``checks`` of these candidates and their ``mean_error`` that it comes from.
-    ``workloads`` and ``measurements``: what it rests on, with dates, and whether it is ``new``, found out for this
-    plan. ``estimate_only``: the machine is not here. Raises ``UsageError`` for what is not of this form.
+    ``workloads`` and ``measurements``: what it rests on, with dates, whether it is ``new``, found out for this plan,
+    and ``busy``, what other programs kept busy then. ``estimate_only``: the machine is not here. Raises ``UsageError``
+    for what is not of this form.
     """
 
     kind: ClassVar[str] = "plan"

@@ -185,7 +185,7 @@ def test_of_candidates_too_close_to_tell_the_one_with_fewer_devices_is_chosen():
         "chosen of those within 3% of the fastest: data=2 on cpu:2 takes 0.99 "
     )
     assert (
-        "predicted to be 1.01 times as fast as one device (cpu:1), too close to tell where predictions may be off by 3%: "
+        "to be 1.01 times as fast as one device (cpu:1), too close to tell where predictions may be off by 3%: "
     ) in result.rows[0]["reason"]
     assert found(64, line(all_reduce_s=2.5e-3), strategies=["single", "data"]).chosen == 0
 

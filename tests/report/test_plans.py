@@ -88,8 +88,8 @@ def test_what_counts_of_a_large_error_is_said():
     known = {"part": 0.5, "checks": 1, "mean_error": 1.616}
     (said,) = (each for each in lines_of(planned(near, too_close=known)) if each.startswith("too close"))
     assert said == (
-        "too close  data=2 on cpu:2; one device (cpu:1): within 50% of the fastest, predictions of such candidates were "
-        "off by 162% in 1 check here, of which 50% count: all rest on the same times, and are off together"
+        "too close  data=2 on cpu:2; one device (cpu:1): within 50% of the fastest, predictions of such candidates "
+        "were off by 162% in 1 check here, of which 50% count: all rest on the same times, and are off together"
     )
 
 
