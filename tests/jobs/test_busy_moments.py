@@ -48,6 +48,8 @@ def test_what_was_found_out_on_a_busy_machine_says_so_in_every_later_plan(monkey
     (note,) = first.notices
     assert note.startswith("the profile on cpu is of ")
     assert "when other programs kept 1.8 of 2 processors busy" in note
+    # Whoever repeats it may have no such flag: `kway train` has none.
+    assert "(kway plan --refresh, in Python refresh=True of kway.plan, finds it out anew)" in note
     assert json.loads((tmp_path / "plan.json").read_text())["notices"] == [note]
     again = kway.plan(job(), **options)
     assert again.notices == [note]

@@ -8,7 +8,7 @@ from kway.planned import CLOSE, Planned, one_device, titled, type_of
 from kway.workload import Workload
 
 # What helps, where it was remembered and where it was handed in.
-REFRESH = "--refresh finds it out anew"
+REFRESH = "kway plan --refresh, in Python refresh=True of kway.plan, finds it out anew"
 PROFILE_ANEW, MEASURE_ANEW = "profile it anew: kway profile", "measure anew: kway measure --refresh"
 
 

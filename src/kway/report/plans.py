@@ -188,7 +188,7 @@ def _busier_moment(record: Planned) -> list[str]:
         ]
     basis = [*record.workloads, *record.measurements]
     if too_slow and not too_fast and not (basis and all(each.get("new") for each in basis)):
-        return ["what it rests on may be of a busier moment than this: --refresh finds it out anew"]
+        return ["what it rests on may be of a busier moment than this: kway plan --refresh finds it out anew"]
     return []
 
 
