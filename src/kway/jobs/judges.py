@@ -256,8 +256,8 @@ def far_and_right(judge: Judge, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     )
     most = ulps_text(max(row["max_ulps"] for row in far))
     text = (
-        f"up to {most} ulps are right here: {counted(len(names), 'tensor')} ({names[0]}{', ...' * (len(names) > 1)}) "
-        "differ as much on one device where its samples come in another order"
+        f"up to {most} ulps are right here: another order of the samples moves {counted(len(names), 'tensor')} "
+        f"({names[0]}{', ...' * (len(names) > 1)}) by as much on one device"
     )
     if judge.divides and names[0].startswith(MOVED):
         text += f"; {judge.divides} divides by the root of squared gradients, and magnifies rounding where it is tiny"
