@@ -21,7 +21,7 @@ from kway.jobs.slowed import slowed
 from kway.jobs.tuning import first_kind
 from kway.launch.torchrun import from_environment
 from kway.planned import Planned, short_set, spelled_set, titled
-from kway.planning import history
+from kway.planning import doubts, history
 from kway.records import Training
 from kway.report.plans import trust
 from kway.step.build import build
@@ -36,10 +36,20 @@ MOST_S = 10.0
 # A choice that took longer says how long.
 SAID_S = 1.0
 
+# Whether later plans know what came of a prediction.
+KEPT = "what steps took is kept beside what was predicted: later plans on this machine go by how far that was off"
+NOT_KEPT = (
+    "what steps took is not kept for later plans: what was predicted rests on times of a busy moment, and so does "
+    "what it was off by"
+)
+
 
 @dataclass(frozen=True)
 class Going:
-    """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it."""
+    """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it.
+
+    ``of_a_busy_moment``: whether what was predicted rests on times beside other programs.
+    """
 
     job: Job
     devices: Any
@@ -49,6 +59,7 @@ class Going:
     shards: int
     row: Mapping[str, Any] | None = None
     lines: tuple[str, ...] = ()
+    of_a_busy_moment: bool = False
 
     def place(self, patient: bool, settings: Mapping[str, Any] | None) -> Place:
         """Return where the run goes. Raises ``UsageError``. ``patient``: see ``kway.jobs.place.place``."""
@@ -62,7 +73,7 @@ class Going:
         that was off.
 
         Nothing of a run that went otherwise: that lost devices, say. Kept is only what is of the same step: not where
-        tuning or the user chose another one.
+        tuning or the user chose another one. Nor is what a busy moment made of the prediction, or of the run.
         """
         row = self.row
         if row is None or record.device_set != row["device_set"] or record.layout != row["layout"]:
@@ -76,7 +87,9 @@ class Going:
         if where.is_main and measured and is_its_step and not lines:
             made = datetime.now(UTC).isoformat(timespec="seconds")
             kept = {**row, "measured_step_s": measured, "error": row["step_s"] / measured - 1}
-            history.keep(history.facts_of(discover()), [history.entry(kept, record.model, made)])
+            if not self.of_a_busy_moment:
+                history.keep(history.facts_of(discover()), [history.entry(kept, record.model, made)])
+            lines = [NOT_KEPT if self.of_a_busy_moment else KEPT]
         return replace(record, predicted_step_s=row["step_s"], notices=[*record.notices, *lines])
 
 
@@ -142,7 +155,10 @@ def by_plan(plan: Any, going: Going) -> Going:
         )
     line = f"as planned on {record.made[:10]}: {titled(row)}, {seconds_text(row['step_s'])} a step predicted"
     devices = spelled_set(row["device_set"])
-    return Going(job, devices, row["strategy"], row["step_kind"], record.level, record.shards, row, (line,))
+    return Going(
+        job, devices, row["strategy"], row["step_kind"], record.level, record.shards, row, (line,),
+        doubts.of_a_busy_moment(record),
+    )  # fmt: skip
 
 
 def _models(record: Planned, job: Job) -> tuple[str, str]:
@@ -182,6 +198,7 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
         strategy=row["strategy"],
         row=row,
         lines=told(record),
+        of_a_busy_moment=doubts.of_a_busy_moment(record),
     )
 
 

@@ -18,7 +18,7 @@ from kway.errors import KwayError, OutOfMemoryError, RefusedError, UsageError, l
 from kway.job import Job
 from kway.jobs.arguments import check_given
 from kway.jobs.folder import claimed
-from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge
+from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge, far_and_right
 from kway.jobs.place import Place, choose, rank_threads
 from kway.launch.torchrun import from_environment
 from kway.proving import candidate
@@ -164,7 +164,16 @@ def prove(
             steps=steps,
             candidates=rows,
             notices=list(
-                dict.fromkeys([*_blamed(judge, rows), *notices, *warned, *parts.notices, *judge.notices])
+                dict.fromkeys(
+                    [
+                        *_blamed(judge, rows),
+                        *notices,
+                        *warned,
+                        *parts.notices,
+                        *judge.notices,
+                        *far_and_right(judge, rows),
+                    ]
+                )
             ),
             certificate=certificate,
             against=None if other is None else {"file": str(against), "disagreement": disagreement},

@@ -70,7 +70,12 @@ def search(
         row["reason"] = reason
     one = one_device(table, table[chosen])
     serial = None if one is None else _serial(of[id(one)], of.values(), price, scaling)
-    bound = None if serial is None else amdahl_bound(serial)
+    # Amdahl's law is of one batch that is spread.
+    bound = None if serial is None or scaling.weak else amdahl_bound(serial)
+    if bound is not None and _best_speed_up(table, one) > bound:
+        # Times of one device that hardly fall with its samples are of a noisy moment, or of other threads than several
+        # devices have: no line goes through them.
+        serial, bound = None, None
     return Found(table, chosen, left, serial, bound, [each for each, _ in rows])
 
 
@@ -97,6 +102,12 @@ def _row(candidate: Candidate, cost: Price, room: int | None, scaling: Scaling, 
         "break_even": {"batch_size": None, "flop_per_sample": None},
         "notes": list(cost.notes),
     }
+
+
+def _best_speed_up(rows: Sequence[dict[str, Any]], one: dict[str, Any] | None) -> float:
+    """Return the largest speed-up over this one device that is predicted."""
+    over = [row for row in rows if row["fits"] and one_device(rows, row) is one]
+    return max((row["samples_per_s"] / one["samples_per_s"] for row in over if one is not None), default=0.0)
 
 
 def _rank(row: dict[str, Any]) -> tuple[bool, bool, float, int]:

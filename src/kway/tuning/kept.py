@@ -97,7 +97,7 @@ def recall(known: dict[str, Any], seconds: float | None) -> tuple[Choice, str] |
     try:
         enough = seconds is None or float(held["seconds"]) >= seconds
         return (check_choice(held["choice"]), str(held["made"])) if enough else None
-    except (ValueError, KeyError, TypeError, UsageError):
+    except (ValueError, KeyError, TypeError, UsageError, OverflowError):
         return None
 
 
