@@ -324,3 +324,36 @@ def test_pressing_once_more_while_it_leaves_adds_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "kway: interrupted\n")
+
+
+def test_ctrl_c_in_code_that_is_given_as_text_ends_it_the_same_way(tmp_path):
+    (tmp_path / "pressed.py").write_text(
+        "import signal, sys\n"
+        "from kway.cli import main as command\n"
+        "command._dispatch = lambda words: exec('signal.raise_signal(signal.SIGINT)', {'signal': signal})\n"
+        "sys.exit(command.main())\n"
+    )
+    # A module: a script ends in another way.
+    done = subprocess.run(
+        [sys.executable, "-m", "pressed"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "kway: interrupted\n")
+
+
+@pytest.mark.starts
+def test_ctrl_c_while_torch_imports_numpy_ends_it(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'numpy._core.multiarray':\n"
+        "            sys.meta_path.remove(self)\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from kway.cli.main import main\n"
+        "sys.argv = ['kway', 'train', 'lenet', '--steps', '1', '--out', 'run']\n"
+        "sys.exit(main())\n"
+    )
+    done = python(code, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "kway: interrupted\n")
+    assert not (tmp_path / "run").exists()
