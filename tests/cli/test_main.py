@@ -162,6 +162,20 @@ def test_a_flag_of_another_tool_is_told_by_its_name_here(capsys, command, flag, 
     assert f"unknown flag {name}; did you mean {own}? see" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["lenet", "--optimizer", "AdamW"], "'adamw'"),
+        (["lenet", "--optimizer", "adamW"], "'adamw'"),
+        (["LeNet"], "'lenet'"),
+        (["lenet", "--Epochs", "1"], "--epochs"),
+    ],
+)
+def test_a_name_in_other_letters_is_told_before_one_that_is_merely_like_it(capsys, words, meant):
+    assert main(["train", *words]) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
 def test_only_flags_that_the_command_has_are_advised(capsys):
     assert main(["predict", "mlp", "--weights", "w", "--learning-rate", "1"]) == 2
     assert "unknown flag --learning-rate; see kway predict --help" in capsys.readouterr().err

@@ -2,12 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from kway.cli._synonyms import meant_by
 from kway.errors import UsageError
+from kway.registry import closest
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,8 +57,8 @@ class Parser(argparse.ArgumentParser):
         for flag in flags:
             if flag not in known:
                 meant = meant_by(flag, known)
-                near = [meant] if meant is not None else get_close_matches(flag, known, n=1)
-                advice = f"did you mean {near[0]}? " if near else ""
+                near = meant if meant is not None else closest(flag, known)
+                advice = f"did you mean {near}? " if near is not None else ""
                 raise UsageError(f"unknown flag {flag}", "", advice + self._see)
 
     def _meaning(self, name: str) -> str:
