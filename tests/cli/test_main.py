@@ -8,7 +8,7 @@ import pytest
 
 from kway.cli import devices
 from kway.cli._grammar import grammar
-from kway.cli._synonyms import _ELSEWHERE
+from kway.cli._synonyms import _ELSEWHERE, _IN_A_JOB
 from kway.cli.main import commands, main
 from kway.errors import KwayError, NonFiniteError, RankError, UsageError
 
@@ -163,6 +163,23 @@ def test_a_flag_of_another_tool_is_told_by_its_name_here(capsys, command, flag, 
 
 
 @pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        ("--max-lr", "a schedule of the learning rate is part of a Job, as schedule="),
+        ("--schedule=cosine", "a schedule of the learning rate is part of a Job, as schedule="),
+        ("--lr_scheduler_type", "a schedule of the learning rate is part of a Job, as schedule="),
+        ("--weight-decay", "options of an optimizer are part of a Job, as optimizer="),
+    ],
+)
+def test_a_flag_for_what_stands_in_a_job_is_told_where(capsys, flag, why):
+    assert main(["train", "mlp", flag, "1"]) == 2
+    said = capsys.readouterr().err
+    assert f"unknown flag {flag.partition('=')[0]}: {why}; make a Job in a file of your own" in said
+    assert "docs/guide/your-own-model.md" in said
+    assert "did you mean" not in said
+
+
+@pytest.mark.parametrize(
     ("words", "meant"),
     [
         (["lenet", "--optimizer", "AdamW"], "'adamw'"),
@@ -181,7 +198,7 @@ def test_only_flags_that_the_command_has_are_advised(capsys):
     assert "unknown flag --learning-rate; see kway predict --help" in capsys.readouterr().err
     flags = {flag for command in grammar() for each in command.flags for flag in each.names}
     assert set(_ELSEWHERE) <= flags
-    names = [name for elsewhere in _ELSEWHERE.values() for name in elsewhere]
+    names = [name for table in (_ELSEWHERE, _IN_A_JOB) for names in table.values() for name in names]
     assert len(names) == len(set(names))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kway.cli._synonyms import meant_by
+from kway.cli._synonyms import in_a_job, meant_by
 from kway.errors import UsageError
 from kway.registry import closest
 
@@ -57,6 +57,12 @@ class Parser(argparse.ArgumentParser):
         for flag in flags:
             if flag not in known:
                 meant = meant_by(flag, known)
+                if meant is None and "--optimizer" in known and (why := in_a_job(flag)) is not None:
+                    raise UsageError(
+                        f"unknown flag {flag}",
+                        why,
+                        f"make a Job in a file of your own (docs/guide/your-own-model.md): {self.prog} path/file.py:name",
+                    )
                 near = meant if meant is not None else closest(flag, known)
                 advice = f"did you mean {near}? " if near is not None else ""
                 raise UsageError(f"unknown flag {flag}", "", advice + self._see)
