@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
                     raise UsageError(
                         f"unknown flag {flag}",
                         why,
-                        f"make a Job in a file of your own (docs/guide/your-own-model.md): {self.prog} path/file.py:name",
+                        f"make a Job in a file of your own (docs/guide/your-own-model.md): {self.prog} file.py:name",
                     )
                 near = meant if meant is not None else closest(flag, known)
                 advice = f"did you mean {near}? " if near is not None else ""

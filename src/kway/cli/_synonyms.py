@@ -44,9 +44,9 @@ _ELSEWHERE = {
 _IN_A_JOB = {
     "a schedule of the learning rate is part of a Job, as schedule=": (
         "schedule", "scheduler", "lr-schedule", "lr-scheduler", "lr-scheduler-type", "sched", "max-lr", "min-lr",
-        "lr-min", "lr-decay", "lr-decay-rate", "lr-gamma", "gamma", "lr-step-size", "lr-drop", "lr-milestones", "milestones",
-        "warmup", "warmup-steps", "warmup-ratio", "warmup-epochs", "lr-warmup-steps", "lr-warmup-epochs", "cosine",
-        "one-cycle", "onecycle",
+        "lr-min", "lr-decay", "lr-decay-rate", "lr-gamma", "gamma", "lr-step-size", "lr-drop", "lr-milestones",
+        "milestones", "warmup", "warmup-steps", "warmup-ratio", "warmup-epochs", "lr-warmup-steps", "lr-warmup-epochs",
+        "cosine", "one-cycle", "onecycle",
     ),
     "options of an optimizer are part of a Job, as optimizer=": (
         "weight-decay", "wd", "betas", "beta1", "beta2", "eps", "adam-beta1", "adam-beta2",
