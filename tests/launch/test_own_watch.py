@@ -28,6 +28,13 @@ def test_ranks_of_another_launcher_that_wait_for_each_other_in_vain_end_without_
     assert said.startswith("kway: error: rank 0 at step 5, inside p.save; rank 1 at step 6, reduce: ")
 
 
+def test_a_call_inside_of_a_loop_is_looked_at_with_it(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr("kway.launch.own_watch._store", lambda: store)
+    with watching(World(rank=0, size=2), None), watching(World(rank=0, size=2), None):
+        assert [thread.name for thread in threading.enumerate()].count("kway-stall") == 1
+
+
 def test_ranks_that_a_parent_looks_at_do_not_look_themselves(monkeypatch, tmp_path):
     board = Board(tmp_path / "status", 2)
     monkeypatch.setenv("KWAY_STATUS", f"{os.getpid()}:0:0:{board.path}")
