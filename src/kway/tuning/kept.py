@@ -1,6 +1,7 @@
 """Choices that were made before, by what they depend on: the second run starts tuned."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,22 @@ from kway.training.surroundings import gpu_name, versions
 from kway.tuning.code import code_of
 from kway.tuning.knobs import Choice, Subject, check_choice
 from kway.world import World
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A choice, and when it was made. ``compiling_s``: what it took to compile, where it is compiled and the step as it
+    is is not, else 0; ``gain_s``: by how much it was faster, a step.
+    """
+
+    choice: Choice
+    made: str
+    compiling_s: float = 0.0
+    gain_s: float = 0.0
+
+    def repays(self, steps: int) -> bool:
+        """Whether a run of so many steps wins what compiling may take."""
+        return self.compiling_s == 0 or steps * self.gain_s >= self.compiling_s
 
 
 def facts(
@@ -85,8 +102,8 @@ def _place(known: dict[str, Any]) -> Path:
     return Path("tuned") / f"{digest(known)}.json"
 
 
-def recall(known: dict[str, Any], seconds: float | None) -> tuple[Choice, str] | None:
-    """Return the choice that was made under the same facts, and when; ``None`` where there is none.
+def recall(known: dict[str, Any], seconds: float | None) -> Kept | None:
+    """Return the choice that was made under the same facts; ``None`` where there is none.
 
     ``seconds``: those that the user has given; a choice of which parts were left out for want of time counts only if it
     had as many.
@@ -96,11 +113,15 @@ def recall(known: dict[str, Any], seconds: float | None) -> tuple[Choice, str] |
         return None
     try:
         enough = seconds is None or float(held["seconds"]) >= seconds
-        return (check_choice(held["choice"]), str(held["made"])) if enough else None
+        if not enough:
+            return None
+        costs = float(held.get("compiling_s", 0.0)), float(held.get("gain_s", 0.0))
+        return Kept(check_choice(held["choice"]), str(held["made"]), *costs)
     except (ValueError, KeyError, TypeError, UsageError, OverflowError):
         return None
 
 
-def keep(known: dict[str, Any], choice: Choice, made: str, seconds: float) -> None:
+def keep(known: dict[str, Any], kept: Kept, seconds: float) -> None:
     """Keep a choice that was made in ``seconds``; infinite where no more of them would have changed it."""
-    write(_place(known), known, made=made, seconds=seconds, choice=dict(choice))
+    costs = {"compiling_s": kept.compiling_s, "gain_s": kept.gain_s}
+    write(_place(known), known, made=kept.made, seconds=seconds, choice=dict(kept.choice), **costs)
