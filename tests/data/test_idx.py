@@ -92,7 +92,7 @@ def test_wrong_content_is_named(root, number, content, text):
     [
         (0, b"", True, "is empty"),
         (1, b"", False, "is empty"),
-        (2, gzip.compress(idx(np.zeros((0, 5, 6)))), True, "holds no images"),
+        (2, gzip.compress(idx(np.zeros((0, 5, 6))), mtime=0), True, "holds no images"),
         (3, idx(np.zeros(0)), False, "holds no images"),
     ],
 )
