@@ -33,7 +33,7 @@ from kway.step.outcome import Outcome
 from kway.step.scaling import waits_for_figure
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
-from kway.training.began import began, check_options
+from kway.training.began import began_in, check_options
 from kway.training.facts import check_within, facts_of, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
@@ -130,7 +130,7 @@ class Session:
         # After how many steps a schedule that waits for figures had its last one.
         self._judged_at: int | None = None
         self._where = where
-        self._began = began(self.engine.optimizer, self.engine.model)
+        self._began = began_in(self.engine)
         self._writer: Writer | None = None
         self._unsaid: list[str] = []
         self._said: list[str] = []

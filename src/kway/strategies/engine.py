@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.optimizer import options_by_name
 from kway.checkpoints.reading import Checkpoint
 from kway.comm.mesh import Mesh
 from kway.data.loader import Loader, Share, cut
@@ -50,7 +51,8 @@ class Engine:
     """One rank's side of a job on a layout. All ranks make the same calls in the same order.
 
     ``model`` is the rank's own module, already initialised; it is moved to the rank's device and is the
-    trained model afterwards. ``step_kind``: how steps are to run (``kway.step.kinds``); ``trains``: whether
+    trained model afterwards. ``options_made``: those of the optimizer's groups before a schedule changed them, as
+    texts. ``step_kind``: how steps are to run (``kway.step.kinds``); ``trains``: whether
     there will be any; ``telling``: which of them tell what ranks called; ``settings``: what else is
     chosen. Raises ``RefusedError`` for a level that
     layout or model cannot keep, and for a step kind that the device cannot run; ``UsageError`` for recorded steps
@@ -126,6 +128,8 @@ class Engine:
             check_scripted(self._scripted, trains)
             with self.memory.explains("start"):
                 self.optimizer: torch.optim.Optimizer = settings.prefer(make_optimizer(job, self.model))
+                # A schedule changes some of them when it is made.
+                self.options_made = options_by_name(self.optimizer, self.model.named_parameters())
                 self._step = self._level.open(self.part, self.optimizer)
             self._evaluation = Evaluation(self._step, self.part, self.status)
             if self._step.kept is not None:
