@@ -18,10 +18,11 @@ from kway.comm.turns import Turns
 from kway.data.loader import Share
 from kway.data.padding import uneven
 from kway.data.streams import StreamOrder
-from kway.devices.select import spelled
 from kway.errors import KwayError, NonFiniteError, UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_job, folder_of
+from kway.jobs.own_code import facts_with_code
+from kway.jobs.own_loop import check_own_loop
 from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
 from kway.launch.in_time import ends_in_time
@@ -34,7 +35,7 @@ from kway.step.scaling import waits_for_figure
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
 from kway.training.began import began_in, check_options
-from kway.training.facts import check_within, facts_of, other_masks, resumed_notices
+from kway.training.facts import check_within, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.saving import RUN, Position, run_of, snapshot
@@ -63,18 +64,7 @@ def parallel(
     check_job(job)
     stall = duration("stall_timeout", stall_timeout)
     where = place(devices, strategy, exactness, shards, stall is not None, step_kind)
-    if where.in_threads:
-        raise UsageError(
-            f"kway.parallel with strategy {where.plan.strategy}",
-            "a loop of your own runs in one thread of a process",
-            "use strategy data with kway launch, or kway.train",
-        )
-    if where.starts_ranks:
-        raise UsageError(
-            f"kway.parallel on {where.plan.devices} devices in a process that is alone",
-            "a loop of your own runs once on each rank",
-            f"start it with: kway launch --devices {spelled(devices)} {Path(sys.argv[0]).name or 'script.py'}",
-        )
+    check_own_loop(where, devices)
     world = where.joined or World(device=where.plan.device_set[0], threads=where.threads)
     with (
         preserved(torch.device(world.device)),
@@ -103,7 +93,7 @@ class Session:
         self.model: nn.Module = build(job)
         self._made = made_before(job)
         self._noted = noted_of(job, self.model, held)
-        self._facts = facts_of(job, train, where.plan, self.model)
+        self._facts = facts_with_code(job, train, where.plan, self.model)
         self.engine = Engine(
             job,
             self.model,
@@ -371,7 +361,8 @@ class Session:
         self.steps, self._judged_at = checkpoint.step, checkpoint.part("run").get("judged_at")
         self.engine.draw_alike(self.steps)
         streams = isinstance(self._loader.parts.order, StreamOrder)
-        for line in resumed_notices(checkpoint, self.plan, streams) + noted_changes(checkpoint, self._noted):
+        lines = noted_changes(checkpoint, self._noted, self._facts)
+        for line in [*resumed_notices(checkpoint, self.plan, streams), *lines]:
             self.print(f"kway: {line}", file=sys.stderr)
         self._unsaid = other_masks(checkpoint, self.plan)
         return Position(self.steps, checkpoint.epoch, checkpoint.part("run")["step_of_epoch"])

@@ -24,6 +24,7 @@ from kway.jobs.decisions import figure_of, patience_of
 from kway.jobs.folder import claimed, is_there, logs_of
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there, what_is_there
 from kway.jobs.listeners import Callback, followed, listeners
+from kway.jobs.own_code import facts_with_code
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find, optimizer_of, saves_none
@@ -39,7 +40,7 @@ from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.trackers.chosen import EVENTS
 from kway.trackers.protocol import Tracker
-from kway.training.facts import check_length, facts_of
+from kway.training.facts import check_length
 from kway.training.growing import growth_of
 from kway.training.loop import Loop
 from kway.training.parts import training_parts
@@ -217,7 +218,7 @@ def train(
     spec = spec if growth is None else growth.over(spec, parts.order)
     spec = check_alike(
         where,
-        replace(spec, facts=facts_of(spec.job, parts, where.plan, model), made=made_before(job)),
+        replace(spec, facts=facts_with_code(spec.job, parts, where.plan, model), made=made_before(job)),
         parts,
         held,
     )

@@ -62,7 +62,9 @@ def differing(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
     differ = [
         f"{name} {as_text(then.get(name))}, now {as_text(now.get(name))}"
         for name in {**then, **now}
-        if then.get(name) != now.get(name) and name not in ("frozen", "noted") and (name != "shards" or both)
+        if then.get(name) != now.get(name)
+        and name not in ("frozen", "noted", "code")
+        and (name != "shards" or both)
     ]
     before, after = then.get("frozen", now["frozen"]), now["frozen"]
     for names, said in ((set(after) - set(before), "newly"), (set(before) - set(after), "no longer")):

@@ -285,7 +285,7 @@ class Loop:
         self.engine.restore(checkpoint)
         streams = isinstance(self.loader.parts.order, StreamOrder)
         self.notices += [*run["notices"], *resumed_notices(checkpoint, self.spec.plan, streams)]
-        self.notices += noted_changes(checkpoint, self.noted)
+        self.notices += noted_changes(checkpoint, self.noted, self.spec.facts)
         self.unsaid = other_masks(checkpoint, self.spec.plan)
         self.steps, self.epoch, self.rows = checkpoint.step, checkpoint.epoch, list(run["rows"])
         self.watch.load(run["watch"])
