@@ -35,7 +35,7 @@ from kway.step.scaling import waits_for_figure
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
 from kway.training.began import began_in, check_options
-from kway.training.facts import check_within, other_masks, resumed_notices
+from kway.training.facts import check_within, earlier_ways, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.saving import RUN, Position, run_of, snapshot
@@ -361,8 +361,8 @@ class Session:
         self.steps, self._judged_at = checkpoint.step, checkpoint.part("run").get("judged_at")
         self.engine.draw_alike(self.steps)
         streams = isinstance(self._loader.parts.order, StreamOrder)
-        lines = noted_changes(checkpoint, self._noted, self._facts)
-        for line in [*resumed_notices(checkpoint, self.plan, streams), *lines]:
+        lines = [*earlier_ways(checkpoint, self.plan), *noted_changes(checkpoint, self._noted, self._facts)]
+        for line in [*resumed_notices(checkpoint, streams), *lines]:
             self.print(f"kway: {line}", file=sys.stderr)
         self._unsaid = other_masks(checkpoint, self.plan)
         return Position(self.steps, checkpoint.epoch, checkpoint.part("run")["step_of_epoch"])

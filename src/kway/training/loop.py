@@ -26,7 +26,7 @@ from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
 from kway.training.ended import Ended
-from kway.training.facts import check_within, other_masks, resumed_notices
+from kway.training.facts import check_within, earlier_ways, other_masks, resumed_notices
 from kway.training.growing import growth_lines
 from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
@@ -61,6 +61,8 @@ class Loop:
     status: Status = field(default_factory=Status)
     rows: list[dict[str, Any]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    # What is of this run alone: of how it goes on, say, which is nothing to one that goes on from it later.
+    own_notices: list[str] = field(default_factory=list)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     average: dict[str, torch.Tensor] | None = None
     unsaid: list[str] = field(default_factory=list)
@@ -105,7 +107,7 @@ class Loop:
             self.saver.check()
             self.resumed = self._resume()
             self._say(start_of(spec, train, self.loader.steps(0), self.resumed, self.subject))
-            for line in dict.fromkeys([*self.spec.told, *self._set_up(), *self.notices]):
+            for line in dict.fromkeys([*self.spec.told, *self._set_up(), *self._all_notices]):
                 self._say({"event": "notice", "text": line})
             # An epoch that was begun is ended, though the run has taken all its steps.
             while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
@@ -133,7 +135,7 @@ class Loop:
                 subject=self.subject,
                 weights=self.state,
                 average=self.average,
-                notices=[*self._set_up(), *self.engine.doubts, *self.notices],
+                notices=[*self._set_up(), *self.engine.doubts, *self._all_notices],
                 begun=begun,
             ).record()
         except Exception:
@@ -150,6 +152,10 @@ class Loop:
             self._keep_weights(Path(spec.folder))
         self._say({"event": "end"})
         return record
+
+    @property
+    def _all_notices(self) -> list[str]:
+        return [*self.own_notices, *self.notices]
 
     def _keep_weights(self, folder: Path) -> None:
         """Write the last weights. Raises ``KwayError`` that says what is there where they cannot be written."""
@@ -195,7 +201,7 @@ class Loop:
             self.engine.warn()
             if self.unsaid:
                 # Only a model that draws: the step shows it.
-                self.notices += self.unsaid if self.engine.drew else []
+                self.own_notices += self.unsaid if self.engine.drew else []
                 self.unsaid = []
             self.clock.step(share.count)
             self.watch.add(epoch + 1, share.step + 1, outcome)
@@ -284,8 +290,9 @@ class Loop:
         run = checkpoint.part("run")
         self.engine.restore(checkpoint)
         streams = isinstance(self.loader.parts.order, StreamOrder)
-        self.notices += [*run["notices"], *resumed_notices(checkpoint, self.spec.plan, streams)]
-        self.notices += noted_changes(checkpoint, self.noted, self.spec.facts)
+        self.notices += [*run["notices"], *earlier_ways(checkpoint, self.spec.plan)]
+        self.own_notices += resumed_notices(checkpoint, streams)
+        self.own_notices += noted_changes(checkpoint, self.noted, self.spec.facts)
         self.unsaid = other_masks(checkpoint, self.spec.plan)
         self.steps, self.epoch, self.rows = checkpoint.step, checkpoint.epoch, list(run["rows"])
         self.watch.load(run["watch"])
@@ -296,7 +303,7 @@ class Loop:
         # From here on the run is not refused any more, so that something may be written.
         folder = Path(self.spec.folder)
         if self.world.is_main:
-            self.notices += bring_best(checkpoint, folder)
+            self.own_notices += bring_best(checkpoint, folder)
         if self.validation is not None and run["validation"] is not None:
             there = (folder / BEST).is_file()
             self.validation.load(run["validation"], self.engine.mesh.world.objects(there)[0])
