@@ -46,7 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no-tune", action="store_true", help="measure nothing, and use nothing measured before"
     )
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="(default 10)")
-    parser.add_argument("--steps", type=int, metavar="N", help="stop after N optimizer steps")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="stop after N optimizer steps, or after --epochs"
+    )
     parser.add_argument(
         "--batch-size-per-device", type=int, metavar="N", help="global batch = N times the number of devices"
     )

@@ -11,6 +11,7 @@ from torch import nn
 
 from kway.checkpoints.reading import open_checkpoint
 from kway.data.loader import Loader
+from kway.data.parts import Parts
 from kway.data.streams import StreamOrder
 from kway.launch.status import Status
 from kway.records import Training
@@ -21,7 +22,7 @@ from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
 from kway.training.began import check_options
-from kway.training.beginning import start_of
+from kway.training.beginning import start_of, too_few_steps, too_many_steps
 from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
@@ -105,13 +106,11 @@ class Loop:
         self.saver = Saver(self.engine, spec, self.world.is_main, self.noted)
         try:
             self.saver.check()
-            self.resumed = self._resume()
-            self._say(start_of(spec, train, self.loader.steps(0), self.resumed, self.subject))
-            for line in dict.fromkeys([*self.spec.told, *self._set_up(), *self._all_notices]):
-                self._say({"event": "notice", "text": line})
+            foreseen = self._begin(train)
             # An epoch that was begun is ended, though the run has taken all its steps.
             while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
                 self._epoch(self.epoch)
+            self.own_notices += [] if foreseen or self._is_over() else too_few_steps(spec, self.steps)
             self.status.at("save")
             self._notice_buffers(self.engine.equalise())
             self.state = self.engine.state()
@@ -156,6 +155,16 @@ class Loop:
     @property
     def _all_notices(self) -> list[str]:
         return [*self.own_notices, *self.notices]
+
+    def _begin(self, train: Parts) -> list[str]:
+        """Go on from where the run is to; say what is known before the first step; return what it lacks in steps."""
+        self.resumed = self._resume()
+        foreseen = too_many_steps(self.spec, train)
+        self.own_notices += foreseen
+        self._say(start_of(self.spec, train, self.loader.steps(0), self.resumed, self.subject))
+        for line in dict.fromkeys([*self.spec.told, *self._set_up(), *self._all_notices]):
+            self._say({"event": "notice", "text": line})
+        return foreseen
 
     def _keep_weights(self, folder: Path) -> None:
         """Write the last weights. Raises ``KwayError`` that says what is there where they cannot be written."""
