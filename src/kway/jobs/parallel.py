@@ -26,6 +26,7 @@ from kway.jobs.own_loop import check_own_loop
 from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
 from kway.launch.in_time import ends_in_time
+from kway.launch.one_run import check_only_run, only_run
 from kway.launch.own_watch import watching
 from kway.launch.status import STEP, Status
 from kway.step.build import build, made_before
@@ -62,11 +63,13 @@ def parallel(
     Raises ``UsageError`` where ``devices`` asks for several devices outside of such ranks.
     """
     check_job(job)
+    check_only_run()
     stall = duration("stall_timeout", stall_timeout)
     where = place(devices, strategy, exactness, shards, stall is not None, step_kind)
     check_own_loop(where, devices)
     world = where.joined or World(device=where.plan.device_set[0], threads=where.threads)
     with (
+        only_run(),
         preserved(torch.device(world.device)),
         with_threads(world.threads),
         watching(world, stall) as status,

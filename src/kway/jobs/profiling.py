@@ -22,6 +22,7 @@ from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.arguments import check_job
 from kway.jobs.folder import claimed
 from kway.jobs.place import choose, rank_threads
+from kway.launch.one_run import only_run
 from kway.profiling.run import Profiler, Wanted
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, KINDS, check_kind
@@ -41,6 +42,7 @@ MOST_S = 86_400
 NOT_ASKED = "not asked for"
 
 
+@only_run()
 def profile(
     job: Job,
     *,

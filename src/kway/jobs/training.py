@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.errors import KwayError, UsageError
+from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
@@ -22,6 +22,7 @@ from kway.jobs.arguments import check_given
 from kway.jobs.automatic import Going, foreseen
 from kway.jobs.decisions import figure_of, patience_of
 from kway.jobs.folder import claimed, is_there, logs_of
+from kway.jobs.keeping import kept
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there, what_is_there
 from kway.jobs.listeners import Callback, followed, listeners
 from kway.jobs.own_code import facts_with_code
@@ -30,6 +31,7 @@ from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find, optimizer_of, saves_none
 from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
+from kway.launch.one_run import only_run
 from kway.records import Plan, Training
 from kway.report.lines import last_figures
 from kway.step.build import build, load_tensors, made_before
@@ -78,6 +80,7 @@ class Run:
         return f"Run({record.model}: {record.strategy} on {size}; {last_figures(record)})"
 
 
+@only_run()
 def train(
     job: Job,
     *,
@@ -313,7 +316,7 @@ def train(
                 )
         of_ranks, average, made = results[0]
         lines = [*where.notices, *told, *tell.told, *of_ranks.notices]
-        record = _kept(going.judged(replace(of_ranks, notices=lines), where), where, out, folder)
+        record = kept(going.judged(replace(of_ranks, notices=lines), where), where, out, folder)
         if started:
             model = _as_trained(cast(model, precision_of(job.precision).floating), folder, made)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
@@ -347,23 +350,6 @@ def _as_trained(model: nn.Module, folder: Path, made: dict[str, str]) -> nn.Modu
     add_made(model, state, made)
     load_tensors(model, state, "of the run")
     return model
-
-
-def _kept(record: Training, where: Place, out: Path | str | None, folder: Path) -> Training:
-    """Write record and curves where the run keeps something and this process speaks; return the record."""
-    from kway.report.curves import draw
-
-    if out is None or not where.is_main:
-        return record
-    try:
-        record.save(folder)
-        draw(record, folder / "curves.png")
-    except OSError as error:
-        raise KwayError(
-            f"the record of the run cannot be written to {folder}: {error.strerror or error}",
-            "the run itself has ended, and weights.safetensors was written before",
-        ) from None
-    return record
 
 
 @contextmanager
