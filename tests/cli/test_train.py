@@ -1,5 +1,6 @@
 """``kway train`` from its flags to its files, in this process."""
 
+import errno
 import json
 import os
 import re
@@ -8,7 +9,9 @@ import shlex
 import pytest
 from safetensors.torch import load_file
 
+from kway.checkpoints.saving import write_checkpoint
 from kway.cli.main import main
+from kway.errors import UsageError
 
 FILE = """
 import torch
@@ -228,3 +231,60 @@ def test_where_ranks_meet_is_for_ranks(tmp_path, capsys, monkeypatch):
     assert "--init-method 'file://x'" in capsys.readouterr().err
     assert "KWAY_INIT_METHOD" not in os.environ
     assert not (tmp_path / "run").exists()
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_costs_the_picture_and_the_last_checkpoint_and_says_so(here, capsys, monkeypatch):
+    writes = []
+
+    def write(folder, frozen):
+        writes.append(frozen.step)
+        if len(writes) == 2:
+            full()
+        write_checkpoint(folder, frozen)
+
+    def draw(training, path):
+        raise UsageError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("kway.checkpoints.writer.write_checkpoint", write)
+    monkeypatch.setattr("kway.report.curves.draw", draw)
+    assert main([*LINE, "--epochs", "4", "--checkpoint-every", "2", "--out", "run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    for words in (
+        "checkpoint of step 8 was not written",
+        "the curves were not drawn: cannot write run/curves.png",
+    ):
+        (line,) = (line for line in said if words in line)
+        assert line.startswith("warning ")
+    assert said[-1] == "wrote      run/: train.json, weights.safetensors, checkpoints/"
+    assert said[-2].startswith("8 steps, ")
+    (kept,) = json.loads((here / "run" / "train.json").read_text())["notices"]
+    assert kept.startswith("checkpoint of step 8 was not written")
+
+
+def test_a_warning_that_epochs_came_after_is_said_again_at_the_end(here, capsys, monkeypatch):
+    writes = []
+
+    def write(folder, frozen):
+        writes.append(frozen.step)
+        if len(writes) == 1:
+            full()
+        write_checkpoint(folder, frozen)
+
+    monkeypatch.setattr("kway.checkpoints.writer.write_checkpoint", write)
+    assert main([*LINE, "--epochs", "4", "--checkpoint-every", "1", "--out", "run"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "of step 2 was not written" in line]
+    assert [line.split()[0] for line in said] == ["warning", "note"]
+
+
+def test_ctrl_c_while_the_curves_are_drawn_says_that_all_else_is_there(here, capsys, monkeypatch):
+    def interrupted(training, path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kway.report.curves.draw", interrupted)
+    assert main([*LINE, "--epochs", "1", "--out", "run"]) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "kway: interrupted: the run has ended: run holds train.json, weights.safetensors"

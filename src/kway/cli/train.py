@@ -181,12 +181,12 @@ class _Warned:
 
 
 class _Shown:
-    """Shows the events of a run, under a header that comes when it begins. ``said``: the notices that were shown."""
+    """Shows the events of a run, under a header that comes when it begins."""
 
     def __init__(
         self, args: argparse.Namespace, header: list[str], screen: Any, progress: "Progress"
     ) -> None:
-        self.progress, self.said = progress, set[str]()
+        self.progress, self._noted, self._last = progress, set[str](), set[str]()
         self._args, self._header, self._screen, self._begun = args, header, screen, False
 
     def __call__(self, event: str, record: dict[str, Any]) -> None:
@@ -200,8 +200,17 @@ class _Shown:
             where = f"devices    {record['devices']} ({record['strategy']}, {self._args.exactness}{kind})"
             print(where, file=self._screen, flush=True)
         if event == "notice":
-            self.said.add(record["text"])
+            self._noted.add(record["text"])
+        if event == "epoch":
+            self._last.clear()
+        if event == "warning":
+            self._last.add(record["text"])
         self.progress({"event": event, **record})
+
+    @property
+    def said(self) -> set[str]:
+        """What need not be said once more at the end: notices, and warnings since the last epoch's line."""
+        return self._noted | self._last
 
     def close(self) -> None:
         """Leave the screen on a clean line."""

@@ -315,8 +315,10 @@ def train(
                     else partial(what_is_there, folder, checkpoint_every is not None),
                 )
         of_ranks, average, made = results[0]
-        lines = [*where.notices, *told, *tell.told, *of_ranks.notices]
-        record = kept(going.judged(replace(of_ranks, notices=lines), where), where, out, folder)
+        judged = going.judged(
+            replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices]), where
+        )
+        record = kept(judged, where, out, folder, tell.note)
         if started:
             model = _as_trained(cast(model, precision_of(job.precision).floating), folder, made)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None

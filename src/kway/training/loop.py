@@ -119,7 +119,8 @@ class Loop:
                     self.average = self.engine.state()
             if self.saver.is_on and self.saver.at != self.steps:
                 self._save(Position(self.steps, self.epoch, 0))
-            self.notices += self.saver.close()
+            for line in self.saver.close():
+                self._warn(line)
             record = Ended(
                 spec=spec,
                 world=self.world,
