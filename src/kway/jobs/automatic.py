@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kway.devices import busy
 from kway.devices.topology import discover
 from kway.errors import UsageError
 from kway.job import Job
@@ -16,7 +17,7 @@ from kway.jobs.asked import AUTO, asked_of
 from kway.jobs.known_costs import gather
 from kway.jobs.place import Place, place
 from kway.jobs.ranking import ranked
-from kway.jobs.slowed import slowed
+from kway.jobs.slowed import beside_others, slowed
 from kway.jobs.tuning import first_kind
 from kway.launch.torchrun import from_environment
 from kway.planned import Planned, spelled_set, titled
@@ -36,7 +37,9 @@ SAID_S = 1.0
 
 @dataclass(frozen=True)
 class Going:
-    """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it."""
+    """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it;
+    ``since``: when it began.
+    """
 
     job: Job
     devices: Any
@@ -46,6 +49,7 @@ class Going:
     shards: int
     row: Mapping[str, Any] | None = None
     lines: tuple[str, ...] = ()
+    since: busy.Moment | None = field(default_factory=lambda: busy.moment())
 
     def place(self, patient: bool, settings: Mapping[str, Any] | None) -> Place:
         """Return where the run goes. Raises ``UsageError``. ``patient``: see ``kway.jobs.place.place``."""
@@ -62,6 +66,8 @@ class Going:
         tuning or the user chose another one.
         """
         row = self.row
+        if row is None and where.joined is None:
+            return replace(record, notices=[*record.notices, *beside_others(record, self.since)])
         if row is None or record.device_set != row["device_set"] or record.layout != row["layout"]:
             return record
         measured = record.measured_step_s
