@@ -49,7 +49,7 @@ class Going:
     shards: int
     row: Mapping[str, Any] | None = None
     lines: tuple[str, ...] = ()
-    since: busy.Moment | None = field(default_factory=lambda: busy.moment())
+    since: busy.Moment | None = field(default_factory=busy.moment)
 
     def place(self, patient: bool, settings: Mapping[str, Any] | None) -> Place:
         """Return where the run goes. Raises ``UsageError``. ``patient``: see ``kway.jobs.place.place``."""
