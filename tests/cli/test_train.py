@@ -288,3 +288,80 @@ def test_ctrl_c_while_the_curves_are_drawn_says_that_all_else_is_there(here, cap
     assert main([*LINE, "--epochs", "1", "--out", "run"]) == 130
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "kway: interrupted: the run has ended: run holds train.json, weights.safetensors"
+
+
+JOBS = """
+from functools import partial
+
+import torch
+from line import X, Line
+
+import kway
+
+
+def two_rates(named):
+    weight, bias = (parameter for _, parameter in named)
+    return torch.optim.AdamW([{"params": [weight]}, {"params": [bias], "lr": 0.5}], lr=0.25)
+
+
+plain = kway.Job(
+    Line, torch.nn.MSELoss(), partial(torch.optim.SGD, lr=0.05, momentum=0.9), (X, 2 * X), (X[:5], X[:5]), batch_size=4
+)
+made = kway.Job(
+    Line,
+    lambda output, target: (output - target).abs(),
+    two_rates,
+    (X, 2 * X),
+    batch_size=6,
+    seed=3,
+    schedule=partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.5),
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "lines"),
+    [
+        (
+            "plain",
+            ["--lr", "0.2", "--optimizer", "sgd"],
+            [
+                "job        jobs.py:plain (optimizer from the command line)",
+                "data       float32 12x1, float32 12x1: 12 to train on, 5 held out",
+                "loss       MSELoss(reduction=mean)",
+                "optimizer  SGD, lr 0.2",
+                "batch      4 (global), fp32, seed 0",
+            ],
+        ),
+        (
+            "plain",
+            ["--batch-size", "6"],
+            [
+                "job        jobs.py:plain (batch_size from the command line)",
+                "data       float32 12x1, float32 12x1: 12 to train on, 5 held out",
+                "loss       MSELoss(reduction=mean)",
+                "optimizer  SGD, lr 0.05, momentum 0.9",
+                "batch      6 (global), fp32, seed 0",
+            ],
+        ),
+        (
+            "made",
+            [],
+            [
+                "job        jobs.py:made",
+                "data       float32 12x1, float32 12x1: 12 to train on",
+                "loss       <lambda>",
+                "optimizer  AdamW, lr (0.125, 0.25) at first, betas (0.9, 0.999), weight_decay 0.01",
+                "schedule   LinearLR(start_factor=0.5)",
+                "batch      6 (global), fp32, seed 3",
+            ],
+        ),
+    ],
+)
+def test_the_header_of_a_job_says_what_it_is(here, capsys, name, flags, lines):
+    (here / "jobs.py").write_text(JOBS)
+    assert (
+        main(["train", f"jobs.py:{name}", *flags, "--devices", "cpu:1", "--epochs", "1", "--out", "run"]) == 0
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert said[: len(lines) + 1] == [*lines, "devices    1 (single, math)"]

@@ -190,6 +190,7 @@ class _Shown:
         self._args, self._header, self._screen, self._begun = args, header, screen, False
 
     def __call__(self, event: str, record: dict[str, Any]) -> None:
+        from kway.cli._config import config_lines
         from kway.step.kinds import DEFAULT_KIND
 
         if not self._begun:
@@ -198,7 +199,9 @@ class _Shown:
         if event == "start":
             kind = "" if self._args.step_kind in ("auto", DEFAULT_KIND) else f", {self._args.step_kind}"
             where = f"devices    {record['devices']} ({record['strategy']}, {self._args.exactness}{kind})"
-            print(where, file=self._screen, flush=True)
+            # Of a job that a file holds the flags say nothing, and what its functions make shows now.
+            own = config_lines(record["job"]) if self._header[0].startswith("job") else []
+            print("\n".join([*own, where]), file=self._screen, flush=True)
         if event == "notice":
             self._noted.add(record["text"])
         if event == "epoch":
