@@ -13,6 +13,14 @@ def figure(experiment: str, name: str, unit: str, value: float, **parameters: An
     }  # fmt: skip
 
 
+def entry(name: str, **changes: Any) -> dict[str, Any]:
+    """Return what records hold of an experiment."""
+    return {
+        "name": name, "how": "measured", "why": "", "quick": True, "made": "2026-01-01T00:00:00+00:00", "age_s": 0.0,
+        "seconds": 1.0, "tries": 1, "drift": 0.0, "noisy": "", "left": {}, "notes": [], "busy": "", **changes,
+    }  # fmt: skip
+
+
 def timed(
     seconds: dict[int, float], collective: str = "all-reduce", ranks: int = 2, backend: str = "gloo"
 ) -> list[dict[str, Any]]:
@@ -94,8 +102,8 @@ def copies(
 
 def measurements(*figures: dict[str, Any]) -> Measurements:
     """Return a record of these figures."""
-    names = ("collectives", "overlap", "copies", "beside")
-    experiments = [{"name": name} for name in names]
+    names = ("collectives", "overlap", "copies", "beside", "compute")
+    experiments = [entry(name) for name in names]
     return Measurements(
         machine={}, versions={}, devices=["cpu"], quick=True, made="2026-01-01T00:00:00+00:00", age_s=0.0,
         seconds=1.0, experiments=experiments, figures=list(figures),

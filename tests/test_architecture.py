@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 # Lower rooms first. Rooms in one entry do not import each other, except on the ground floor.
 GROUND = ("errors", "flat", "units", "records", "refused", "registry", "world", "job", "worker_deaths", "by_value",
-          "paths", "measurements", "workload", "planned", "backends")  # fmt: skip
+          "paths", "forms", "measurements", "workload", "planned", "backends")  # fmt: skip
 LAYERS = (
     GROUND,
     ("devices", "launch", "comm", "data", "checkpoints", "report", "trackers", "zoo", "cost"),

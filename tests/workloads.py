@@ -29,6 +29,8 @@ def workload(
     lines = {part: (fixed_s * piece, per_sample_s * piece) for part, piece in parts.items()}
     fields: dict[str, Any] = {
         "model": "example",
+        # As of one whose first run tells what it is: of any model that a test has.
+        "identity": {"parameters": None, "code": ""},
         "device": "cpu",
         "device_name": "simulated CPU",
         "machine": {},

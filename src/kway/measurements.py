@@ -1,12 +1,42 @@
 """The record of what a machine does in how long: figures by experiment, validated one by one."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kway.errors import UsageError
+from kway.forms import AtLeast, Maybe, OneOf, wrong
 from kway.records import Record
+
+HOW = ("measured", "remembered", "left", "estimated")
+# What records have of an experiment and of a figure.
+EXPERIMENT: dict[str, Any] = {
+    "name": str, "how": OneOf(HOW), "why": str, "quick": bool, "made": str, "age_s": AtLeast(0), "seconds": AtLeast(0),
+    "tries": AtLeast(0, int), "drift": AtLeast(0), "noisy": str, "left": dict[str, str], "notes": list[str],
+    "busy": Maybe(str),
+}  # fmt: skip
+FIGURE: dict[str, Any] = {
+    "experiment": str, "name": str, "parameters": dict[str, str | bool | int | float], "unit": str, "value": float,
+    "spread": (AtLeast(0), None), "raw": list[float], "limit": float | None, "share": float | None, "notes": list[str],
+}  # fmt: skip
+# Which parameters prices and estimates read, by experiment and what the names of its figures begin with.
+_COUNT = AtLeast(1, int)
+_READ: dict[tuple[str, str], dict[str, Any]] = {
+    ("collectives", "time, "): {"collective": str, "backend": str, "ranks": _COUNT, "bytes": AtLeast(1)},
+    ("beside", "collective after work"): {
+        "collective": str,
+        "backend": str,
+        "ranks": _COUNT,
+        "bytes": AtLeast(1),
+    },
+    ("beside", "ranks beside each other: slowdown"): {"ranks": _COUNT},
+    ("beside", "threads beside each other: slowdown"): {"threads": _COUNT},
+    ("beside", "turns of threads"): {"threads": _COUNT},
+    ("beside", "sum of threads"): {"threads": _COUNT, "bytes": AtLeast(1)},
+    ("overlap", "slowdown beside an all-reduce"): {"bytes": AtLeast(1)},
+    ("overlap", "two devices, "): {"n": _COUNT, "way": str},
+    ("compute", "elementwise add"): {"elements": _COUNT, "dtype": str},
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +55,15 @@ class Measurements(Record):
     """
 
     kind: ClassVar[str] = "measurements"
+    forms: ClassVar[Mapping[str, Any]] = {
+        "machine": {
+            "host": Maybe(str), "cpu": Maybe(str), "usable": Maybe(int), "gpus": Maybe(list[str]),
+            "threads": Maybe((AtLeast(1, int), None)),
+        },
+        "age_s": AtLeast(0),
+        "experiments": [EXPERIMENT],
+        "figures": [FIGURE],
+    }  # fmt: skip
 
     machine: dict[str, Any]
     versions: dict[str, str]
@@ -38,11 +77,14 @@ class Measurements(Record):
     notices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.checked()
         names = {entry["name"] for entry in self.experiments}
         for place, figure in enumerate(self.figures):
             problem = wrong_in_figure(figure, names)
             if problem:
-                raise UsageError(f"figure {place} of {self.kind}.json", problem)
+                raise UsageError(
+                    f"a {self.kind} record that does not hold together", f"figures[{place}]: {problem}"
+                )
 
     def find(self, experiment: str, name: str, **parameters: Any) -> list[dict[str, Any]]:
         """Return the figures of that name whose parameters have at least these values."""
@@ -68,29 +110,13 @@ def beside_others(entries: Iterable[Mapping[str, Any]]) -> list[tuple[list[str],
     ]
 
 
-_FIGURE: dict[str, Any] = {
-    "experiment": str, "name": str, "parameters": dict, "unit": str, "value": int | float,
-    "spread": int | float | None, "raw": list, "limit": int | float | None, "share": int | float | None, "notes": list,
-}  # fmt: skip
-
-
-def wrong_in_figure(figure: Any, experiments: set[str]) -> str:
-    """Say what is wrong with a figure, or ``""``."""
-    if not isinstance(figure, dict):
-        return f"it is a {type(figure).__name__}, not a table of fields"
-    for name, kind in _FIGURE.items():
-        value = figure.get(name, ...)
-        if value is ... or isinstance(value, bool) or not isinstance(value, kind):
-            return f"{name} is {'missing' if value is ... else repr(value)}"
+def wrong_in_figure(figure: Mapping[str, Any], experiments: set[str]) -> str:
+    """Say what is wrong with a figure that is of its form, or ``""``: what prices read of it must be there."""
     if figure["experiment"] not in experiments:
         return f"its experiment {figure['experiment']!r} is not among those of the record"
-    if not all(isinstance(each, str | bool | int | float) for each in figure["parameters"].values()):
-        return f"parameters {figure['parameters']!r} are not plain values"
-    numbers = [figure["value"], *figure["raw"]]
-    if not all(isinstance(each, int | float) and math.isfinite(each) for each in numbers):
-        return f"{figure['name']} has values that are no finite numbers"
-    if figure["spread"] is not None and not figure["spread"] >= 0:
-        return f"spread is {figure['spread']!r}"
     if (figure["limit"] is None) != (figure["share"] is None):
         return "it has one of limit and share without the other"
+    for (experiment, name), read in _READ.items():
+        if figure["experiment"] == experiment and figure["name"].startswith(name):
+            return wrong(figure["parameters"], read, "parameters")
     return ""

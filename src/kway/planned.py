@@ -1,18 +1,52 @@
 """The record of every layout that was priced for a job, ranked, with what speaks for and against each: plan.json."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kway.errors import UsageError
+from kway.forms import AtLeast, Maybe
 from kway.records import Record
+from kway.workload import IDENTITY
 
 # By which part candidates differ whose order no prediction can tell, however good those before were.
 CLOSE = 0.03
 
+# By which part at most, however far those before were off: candidates rest on the same times, and what is wrong with
+# these is wrong for all. One run that met a busy moment may be off by any factor, and tells little of their order.
+CLOSE_AT_MOST = 0.5
+
 # By which part of a step the terms may miss its time: they are its terms, and only rounding lies between.
 ROUNDING = 1e-6
+
+_COUNT, _SECONDS = AtLeast(1, int), AtLeast(0)
+_ERRORS: dict[str, Any] = {"checks": AtLeast(0, int), "mean_error": (AtLeast(0), None)}
+_FORMS: dict[str, Any] = {
+    "candidates": [
+        {
+            "strategy": str, "devices": _COUNT, "device_set": list[str], "layout": dict[str, int], "step_kind": str,
+            "batch_size": _COUNT, "step_s": _SECONDS, "terms": {str: _SECONDS}, "memory_bytes": AtLeast(0, int),
+            "memory": Maybe(dict[str, float]), "room_bytes": Maybe((AtLeast(0, int), None)), "fits": bool,
+            "missing_bytes": AtLeast(0, int), "eligible": Maybe(bool), "samples_per_s": AtLeast(0), "reason": str,
+            "break_even": {"batch_size": (_COUNT, None), "flop_per_sample": (AtLeast(0), None)},
+            "notes": Maybe(list[str]), "measured_step_s": Maybe((_SECONDS, None)), "error": Maybe((float, None)),
+            "rounds": Maybe([_SECONDS]),
+        }
+    ],
+    "left": [
+        {"strategy": str, "devices": AtLeast(0, int), "device_set": list[str], "step_kind": str, "why": str}
+    ],
+    "batch_size": _COUNT, "shards": _COUNT, "chosen": AtLeast(0, int), "seconds": _SECONDS,
+    "serial_fraction": (AtLeast(0), None), "amdahl_bound": (AtLeast(0), None),
+    "history": _ERRORS,
+    "check": (
+        {"candidates": AtLeast(0, int), "mean_error": (AtLeast(0), None), "right_order": int, "pairs": int}, None,
+    ),
+    "too_close": {"part": AtLeast(0), **_ERRORS},
+    "workloads": [{"device": Maybe(str), "made": Maybe(str), "new": Maybe(bool), "busy": Maybe(str)}],
+    "measurements": [{"device": Maybe(str), "made": Maybe(str), "new": Maybe(bool), "busy": Maybe(str)}],
+    "machine": {"cpu": Maybe(str), "gpus": Maybe(list[str])}, "identity": IDENTITY,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,11 +66,13 @@ class Planned(Record):
     ``checks`` that were made here before, and ``mean_error`` of them. ``check``: of a check ``mean_error``,
     ``right_order`` and ``pairs`` (those more than a tenth apart). ``too_close``: the ``part`` by which candidates may
     differ and not be told apart, and the ``checks`` of these candidates and their ``mean_error`` that it comes from.
-    ``workloads`` and ``measurements``: what it rests on, with dates, and whether it is ``new``, found out for this
-    plan. ``estimate_only``: the machine is not here. Raises ``UsageError`` for what is not of this form.
+    ``workloads`` and ``measurements``: what it rests on, with dates, whether it is ``new``, found out for this plan,
+    and ``busy``, what other programs kept busy then. ``identity``: of the model, as in ``Workload``.
+    ``estimate_only``: the machine is not here. Raises ``UsageError`` for what is not of this form.
     """
 
     kind: ClassVar[str] = "plan"
+    forms: ClassVar[Mapping[str, Any]] = _FORMS
 
     model: str
     precision: str
@@ -62,11 +98,13 @@ class Planned(Record):
         default_factory=lambda: {"part": CLOSE, "checks": 0, "mean_error": None}
     )
     notices: list[str] = field(default_factory=list)
+    identity: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.checked()
         problem = _wrong(self)
         if problem:
-            raise UsageError(f"a {self.kind}.json that does not hold together", problem)
+            raise UsageError(f"a {self.kind} record that does not hold together", problem)
 
     @property
     def best(self) -> dict[str, Any]:
@@ -78,30 +116,21 @@ class Planned(Record):
         return f"Planned({self.model}: {titled(self.best)}; {self.best['reason']})"
 
 
-_CANDIDATE: dict[str, Any] = {
-    "strategy": str, "devices": int, "device_set": list, "layout": dict, "step_kind": str, "batch_size": int,
-    "step_s": int | float, "terms": dict, "memory_bytes": int, "fits": bool, "missing_bytes": int,
-    "samples_per_s": int | float, "reason": str, "break_even": dict,
-}  # fmt: skip
-
-
 def _wrong(record: Planned) -> str:
-    """Say what is wrong with a record, or ``""``."""
-    if not (isinstance(record.candidates, list) and record.candidates):
+    """Say what does not hold together in a record of its form, or ``""``."""
+    if not record.candidates:
         return "it has no candidates"
     for place, row in enumerate(record.candidates):
-        fields: Any = row if isinstance(row, dict) else {}  # a file may hold anything
-        for name, kind in _CANDIDATE.items():
-            value = fields.get(name, ...)
-            if value is ... or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                return f"{name} of candidate {place} is {'missing' if value is ... else repr(value)}"
-        numbers = list(row["terms"].values())
-        if not all(isinstance(each, int | float) and math.isfinite(each) and each >= 0 for each in numbers):
-            return f"candidate {place} has terms that are no times"
-        if abs(sum(numbers) - row["step_s"]) > ROUNDING * row["step_s"] or row["step_s"] <= 0:
-            return f"the terms of candidate {place} are {sum(numbers)} s together, its step {row['step_s']} s"
+        total = sum(row["terms"].values())
+        if abs(total - row["step_s"]) > ROUNDING * row["step_s"] or row["step_s"] <= 0:
+            return f"the terms of candidate {place} are {total} s together, its step {row['step_s']} s"
+        if row["samples_per_s"] <= 0:
+            return f"samples_per_s of candidate {place} is {row['samples_per_s']}"
         if len(row["device_set"]) != row["devices"]:
             return f"candidate {place} has {row['devices']} devices and names {len(row['device_set'])}"
+    for name, known in (("history", record.history), ("too_close", record.too_close)):
+        if known["checks"] and known["mean_error"] is None:
+            return f"{name} has checks, and no mean_error of them"
     return (
         "" if record.chosen in range(len(record.candidates)) else f"there is no candidate {record.chosen!r}"
     )

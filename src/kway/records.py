@@ -8,11 +8,13 @@ import json
 import math
 import os
 import tempfile
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from kway.errors import UsageError
+from kway.forms import AtLeast, Maybe, wrong
 from kway.paths import check_reachable
 from kway.units import ulps_text
 
@@ -46,10 +48,19 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Record:
-    """Base of all records. A subclass names its ``kind`` (also its file: ``KIND.json``) and ``version``."""
+    """Base of all records. A subclass names its ``kind`` (also its file: ``KIND.json``) and ``version``.
+
+    ``forms``: by field what it holds (``kway.forms``), where its annotation does not tell all that is read of it.
+    """
 
     kind: ClassVar[str] = ""
     version: ClassVar[int] = 1
+    forms: ClassVar[Mapping[str, Any]] = {}
+
+    def wrong(self) -> str:
+        """Say which field is not of its form, or ``""``."""
+        own = {entry.name: self.forms.get(entry.name, entry.type) for entry in fields(self)}
+        return wrong({name: getattr(self, name) for name in own}, own)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain JSON data, with ``kind`` and ``schema`` first."""
@@ -70,8 +81,8 @@ class Record:
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """Build the record from JSON data.
 
-        Raises ``UsageError`` where kind or schema differ, or a field is missing. Fields that this version
-        does not know are left out: other programs may add some.
+        Raises ``UsageError`` where kind or schema differ, or a field is missing or not of its form. Fields that this
+        version does not know are left out: other programs may add some.
         """
         if data.get("kind") != cls.kind or data.get("schema") != cls.version:
             raise UsageError(
@@ -79,10 +90,19 @@ class Record:
                 f"this reads {cls.kind!r}, schema {cls.version}",
             )
         names = {entry.name for entry in fields(cls)}
-        try:
-            return cls(**{key: value for key, value in data.items() if key in names})
-        except TypeError as error:
-            raise UsageError(f"{cls.kind} record: {error}") from None
+        needed = [each.name for each in fields(cls) if each.default is each.default_factory is MISSING]
+        lacks = [name for name in needed if name not in data]
+        if lacks:
+            raise UsageError(f"a {cls.kind} record that does not hold together", f"{lacks[0]} is missing")
+        made = cls(**{key: value for key, value in data.items() if key in names})
+        return made if hasattr(cls, "__post_init__") else made.checked()  # that looks at it first
+
+    def checked(self) -> Self:
+        """Return the record. Raises ``UsageError`` where a field is not of its form."""
+        problem = self.wrong()
+        if problem:
+            raise UsageError(f"a {self.kind} record that does not hold together", problem)
+        return self
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -148,6 +168,7 @@ class Plan(Record):
     """
 
     kind: ClassVar[str] = "layout"
+    forms: ClassVar[Mapping[str, Any]] = {"shards": AtLeast(1, int)}
 
     strategy: str
     layout: dict[str, int]
@@ -198,6 +219,10 @@ class Training(Record):
     """
 
     kind: ClassVar[str] = "train"
+    # Numbers that JSON lacks are texts: a loss may be one.
+    forms: ClassVar[Mapping[str, Any]] = {
+        "epochs": [{"epoch": int, "seconds": Maybe(AtLeast(0))}],
+    }
 
     model: str
     strategy: str
@@ -237,6 +262,10 @@ class Training(Record):
     lr_scale: dict[str, Any] | None = None
 
 
+# What is read of a candidate, timed or not.
+_TRIED: dict[str, Any] = {"choice": dict[str, Any], "cost_s": (AtLeast(0), None), "verdict": str}
+
+
 @dataclass(frozen=True)
 class Tuning(Record):
     """What was tried to find the fastest way to take a job's steps, and what was chosen.
@@ -250,6 +279,14 @@ class Tuning(Record):
     """
 
     kind: ClassVar[str] = "tune"
+    forms: ClassVar[Mapping[str, Any]] = {
+        "rows": [
+            (
+                {**_TRIED, "step_s": AtLeast(0), "spread": AtLeast(0), "ratio": AtLeast(0)},
+                {**_TRIED, "step_s": None},
+            )
+        ],
+    }  # fmt: skip
 
     model: str
     strategy: str
@@ -290,6 +327,22 @@ class Proof(Record):
     """
 
     kind: ClassVar[str] = "proof"
+    forms: ClassVar[Mapping[str, Any]] = {
+        "candidates": [
+            # Numbers that JSON lacks are texts.
+            {
+                "strategy": str, "devices": int, "equal": str, "reason": str, "max_ulps": (float, str, None),
+                "tensors": int,
+            }
+        ],
+        "certificate": (
+            {
+                "holds_within": dict[str, Any], "model": str, "batch_size": int, "precision": str, "seed": (int, None),
+                "steps": [dict[str, str]],
+            },
+            None,
+        ),
+    }  # fmt: skip
 
     model: str
     reference: dict[str, Any]
@@ -325,5 +378,6 @@ def _found(row: dict[str, Any]) -> str:
     text = f"{row['strategy']} on {count} device{'' if count == 1 else 's'}: {row['equal']}"
     if row["equal"] not in ("bits", "ulps"):
         return text
-    most = f", {ulps_text(row['max_ulps'])} at most" if row["equal"] == "ulps" else ""
-    return f"{text}{most} in {row['tensors']} tensors"
+    ulps = row["max_ulps"]
+    most = ulps if isinstance(ulps, str) else ulps_text(ulps)  # infinity is a text in a file
+    return f"{text}{f', {most} at most' if row['equal'] == 'ulps' else ''} in {row['tensors']} tensors"

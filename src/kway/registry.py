@@ -31,12 +31,22 @@ def unknown(
     if (why := reason(kind, name)) is not None:
         return UsageError(f"{kind} {name!r}", *why)
     names = sorted(names)
-    close = get_close_matches(name, names, n=1, cutoff=_CLOSE)
-    advice = f"did you mean {close[0]!r}?" if close else ""
+    close = closest(name, names, _CLOSE)
+    advice = f"did you mean {close!r}?" if close is not None else ""
     if name in announced:
         advice = f"{name!r} is announced, but not there yet"
     listed = ", ".join(names) + (f", or {also}" if also else "")
     return UsageError(f"unknown {kind} {name!r}", f"known are {listed}", advice)
+
+
+def closest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the one of ``names`` that is most like ``name``; one that differs in case only before all others.
+
+    ``None`` where none is alike enough: ``cutoff``, of 1.
+    """
+    by_lower = {each.lower(): each for each in sorted(names, reverse=True)}
+    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[found[0]] if found else None
 
 
 def modules_of(package: str) -> list[str]:

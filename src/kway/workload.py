@@ -1,11 +1,11 @@
 """The record of what a model costs on one device: times by share size, bytes, layers; validated field by field."""
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import UnionType
 from typing import Any, ClassVar
 
 from kway.errors import UsageError
+from kway.forms import AtLeast, Maybe, OneOf
 from kway.records import Record
 
 # What is timed: the whole step as a run takes it, input included, and where they can be told apart its parts.
@@ -13,6 +13,46 @@ PARTS = ("step", "forward", "backward", "optimizer", "input")
 BOUNDS = ("launch", "memory", "compute")
 WHEN = ("forward", "backward", "step")
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "broadcast")
+
+_COUNT, _BYTES, _SIZE = AtLeast(1, int), AtLeast(0, int), AtLeast(0)
+_LINE = {"fixed_s": _SIZE, "per_sample_s": _SIZE}
+# Older records have none.
+IDENTITY = {"parameters": Maybe((_BYTES, None)), "code": Maybe(str)}
+_FORMS: dict[str, Any] = {
+    "machine": {"threads": Maybe((_COUNT, None))},
+    "batch_size": _COUNT, "samples": (_COUNT, None), "sample_bytes": _BYTES, "flop_per_sample": (_SIZE, None),
+    "seconds": _SIZE,
+    "parameters": {
+        "count": _BYTES, "bytes": _BYTES, "trainable_count": _BYTES, "gradient_bytes": _BYTES,
+        "optimizer_bytes": _BYTES, "buffer_bytes": _BYTES, "tied": list[str],
+    },
+    "gradients": {str: _BYTES},
+    "memory": {
+        "activation_bytes_per_sample": _SIZE, "activation_fixed_bytes": _SIZE, "workspace_bytes": _SIZE,
+        "checkpointed_activation_bytes_per_sample": (_SIZE, None),
+        "peak": [{"step_kind": str, "devices": _COUNT, "samples": _COUNT, "bytes": _BYTES}],
+    },
+    "timings": [
+        {
+            "step_kind": str, "threads": _COUNT, "devices": _COUNT, "samples": _COUNT, "part": OneOf(PARTS),
+            "seconds": _SIZE, "spread": _SIZE, "step_spread": (_SIZE, None),
+        }
+    ],
+    "fits": [
+        {
+            "step_kind": str, "threads": _COUNT, "several": bool, "part": OneOf(PARTS), **_LINE, "error": _SIZE,
+        }
+    ],
+    "layers": [
+        {
+            "name": str, "type": str, "parameters": _BYTES, "parameter_bytes": _BYTES,
+            "flop_per_sample": (_SIZE, None), "activation_bytes_per_sample": _SIZE, "forward": _LINE,
+            "backward": _LINE, "bound": OneOf(BOUNDS), "why": str,
+        }
+    ],
+    "collectives": [{"when": OneOf(WHEN), "what": OneOf(COLLECTIVES), "bytes": _BYTES, "times": _COUNT}],
+    "buckets": [_BYTES], "identity": IDENTITY,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,11 +86,14 @@ class Workload(Record):
     ``buckets``: bytes of each call that brings gradients together, first first.
     ``step_kinds_left``: why, by kind that was not timed. ``draws_on_cpu``: whether a step draws random numbers there.
     ``busy``: what other programs kept busy meanwhile, like ``1.8 of 2 processors``, or ``""``.
+    ``identity``: what tells the model from others of its name: ``parameters`` as it was built (``None``: its first run
+    told) and ``code``, a digest of layers, shapes and code (``""``: not known).
     Raises ``UsageError`` for what is not of this form.
     """
 
     kind: ClassVar[str] = "workload"
     version: ClassVar[int] = 2
+    forms: ClassVar[Mapping[str, Any]] = _FORMS
 
     model: str
     device: str
@@ -78,9 +121,11 @@ class Workload(Record):
     notices: list[str] = field(default_factory=list)
     draws_on_cpu: bool = False
     busy: str = ""
+    identity: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        problem = wrong_in_workload(self)
+        self.checked()
+        problem = _untimed(self)
         if problem:
             raise UsageError(f"a {self.kind} record that does not hold together", problem)
 
@@ -115,59 +160,6 @@ class Workload(Record):
         return None
 
 
-_NUMBER = int | float
-_Form = dict[str, type | UnionType]
-
-_FORMS: dict[str, _Form] = {
-    "timings": {
-        "step_kind": str, "threads": int, "devices": int, "samples": int, "part": str, "seconds": _NUMBER,
-        "spread": _NUMBER, "step_spread": _NUMBER | None,
-    },
-    "fits": {
-        "step_kind": str, "threads": int, "several": bool, "part": str, "fixed_s": _NUMBER, "per_sample_s": _NUMBER,
-        "error": _NUMBER,
-    },
-    "layers": {
-        "name": str, "type": str, "parameters": int, "parameter_bytes": int, "flop_per_sample": _NUMBER | None,
-        "activation_bytes_per_sample": _NUMBER, "forward": dict, "backward": dict, "bound": str, "why": str,
-    },
-    "collectives": {"when": str, "what": str, "bytes": int, "times": int},
-}  # fmt: skip
-_PARAMETERS: _Form = {
-    "count": int, "bytes": int, "trainable_count": int, "gradient_bytes": int, "optimizer_bytes": int,
-    "buffer_bytes": int, "tied": list,
-}  # fmt: skip
-_MEMORY: _Form = {
-    "activation_bytes_per_sample": _NUMBER, "activation_fixed_bytes": _NUMBER, "workspace_bytes": _NUMBER,
-    "checkpointed_activation_bytes_per_sample": _NUMBER | None, "peak": list,
-}  # fmt: skip
-_PEAK: _Form = {"step_kind": str, "devices": int, "samples": int, "bytes": int}
-_LINE: _Form = {"fixed_s": _NUMBER, "per_sample_s": _NUMBER}
-_OWN: _Form = {
-    "batch_size": int, "samples": int | None, "sample_bytes": int, "flop_per_sample": _NUMBER | None,
-    "seconds": _NUMBER, "optimizer": str,
-}  # fmt: skip
-_CHOICES = {"part": PARTS, "bound": BOUNDS, "when": WHEN, "what": COLLECTIVES}
-_AT_LEAST_ONE = ("samples", "threads", "devices", "batch_size", "times")
-
-
-def wrong_in_workload(record: Workload) -> str:
-    """Say what is wrong with a record, or ``""``."""
-    problem = (
-        _wrong({name: getattr(record, name) for name in _OWN}, _OWN)
-        or _in("parameters", _wrong(record.parameters, _PARAMETERS))
-        or _in("memory", _wrong(record.memory, _MEMORY))
-        or _in("gradients", _wrong(record.gradients, dict.fromkeys(record.gradients, int)))
-        or _wrong_list("memory.peak", record.memory["peak"], _PEAK)
-    )
-    for name, form in _FORMS.items():
-        problem = problem or _wrong_list(name, getattr(record, name), form)
-    for place, layer in enumerate([] if problem else record.layers):
-        for part in ("forward", "backward"):
-            problem = problem or _in(f"layers[{place}].{part}", _wrong(layer[part], _LINE))
-    return problem or _untimed(record)
-
-
 def _untimed(record: Workload) -> str:
     timed = {(each["step_kind"], each["threads"], each["part"]) for each in record.timings}
     for place, fitted in enumerate(record.fits):
@@ -175,31 +167,3 @@ def _untimed(record: Workload) -> str:
             return f"fits[{place}] is of what no timing is of"
     both = sorted({kind for kind, *_ in timed} & set(record.step_kinds_left))
     return f"{both[0]} is timed and left out" if both else ""
-
-
-def _wrong_list(name: str, entries: Any, form: _Form) -> str:
-    if not isinstance(entries, list):
-        return f"{name} is a {type(entries).__name__}, not a list"
-    found = (_in(f"{name}[{place}]", _wrong(entry, form)) for place, entry in enumerate(entries))
-    return next((problem for problem in found if problem), "")
-
-
-def _wrong(entry: Any, form: _Form) -> str:
-    """Say which field of ``entry`` is not of ``form``, or ``""``: numbers are finite and not below 0."""
-    if not isinstance(entry, dict):
-        return f"it is a {type(entry).__name__}, not a table of fields"
-    for name, kind in form.items():
-        value = entry.get(name, ...)
-        if value is ... or isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
-            return f"{name} is {'missing' if value is ... else repr(value)}"
-        if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
-            return f"{name} is {value!r}"
-        if name in _AT_LEAST_ONE and value == 0:
-            return f"{name} is 0"
-        if name in _CHOICES and value not in _CHOICES[name]:
-            return f"{name} is {value!r}, not one of {', '.join(_CHOICES[name])}"
-    return ""
-
-
-def _in(where: str, problem: str) -> str:
-    return f"{where}: {problem}" if problem else ""

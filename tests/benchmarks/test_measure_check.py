@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from tests.measured import entry
 
 from kway.errors import UsageError
 from kway.measurements import Measurements
@@ -25,8 +26,7 @@ def figure(value, spread=0.1, name="copy", **parameters):
 
 
 def record(figures):
-    entry = {"name": "copies", "how": "measured"}
-    return Measurements({}, {}, ["cpu"], True, "", 0.0, 0.0, [entry], figures)
+    return Measurements({}, {}, ["cpu"], True, "", 0.0, 0.0, [entry("copies")], figures)
 
 
 def test_figures_agree_where_their_spreads_overlap(repeat):

@@ -1,5 +1,6 @@
 """Ranks that wait for one that will not come: the job ends soon, and says which."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -54,10 +55,50 @@ def test_h05_a_save_on_the_main_rank_alone_is_an_error(tmp_path):
 
     with Ranks(["cpu"] * 2, threads=1, echo=False) as ranks, pytest.raises(MispairedError) as caught:
         ranks.run(saves, job_of())
-    assert str(caught.value).startswith(
-        "rank 0 at step 1, save, inside a collective; rank 1 at step 2, reduce: "
-    )
+    assert str(caught.value).startswith("rank 0 at step 1, inside p.save; rank 1 at step 2, reduce: ")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.starts
+@pytest.mark.usefixtures("leftovers", "forks")
+@pytest.mark.parametrize("call", ["save", "gather"])
+def test_a_call_on_one_rank_alone_is_an_error_whatever_the_other_sends(tmp_path, call):
+    """A gather of the layer's, of other length than the call's own, would have Gloo end the process."""
+
+    def calls(context, job):
+        with kway.parallel(job, strategy="data") as p:
+            act = partial(p.save, tmp_path) if call == "save" else partial(p.gather, 1)
+            for batch in p.batches(0):
+                p.step(batch)
+                if p.rank == 1:
+                    act()
+
+    said = rf"rank 0 at step 2, reduce.*; rank 1 at step 1, inside p\.{call}: "
+    with Ranks(["cpu"] * 2, threads=1, echo=False) as ranks, pytest.raises(MispairedError, match=said):
+        ranks.run(calls, replace(job_of(), model=Normed))
+
+
+def test_ranks_that_make_other_calls_are_told_which(ranks, tmp_path):
+    def calls(context, job):
+        with kway.parallel(job, strategy="data") as p:
+            for batch in p.batches(0):
+                p.step(batch)
+            p.save(tmp_path) if p.is_main else p.evaluate()
+
+    job = job_of()
+    with pytest.raises(
+        MispairedError, match=r"rank 0 called p\.save; rank 1 called p\.evaluate: all ranks must"
+    ):
+        ranks.run(calls, replace(job, validation=job.data), size=2)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, 40), nn.BatchNorm1d(40), nn.Linear(40, 1))
+
+    def forward(self, x):
+        return self.layers(x)
 
 
 class Routed(nn.Module):

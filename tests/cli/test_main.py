@@ -8,7 +8,7 @@ import pytest
 
 from kway.cli import devices
 from kway.cli._grammar import grammar
-from kway.cli._synonyms import _ELSEWHERE
+from kway.cli._synonyms import _ELSEWHERE, _IN_A_JOB
 from kway.cli.main import commands, main
 from kway.errors import KwayError, NonFiniteError, RankError, UsageError
 
@@ -162,12 +162,43 @@ def test_a_flag_of_another_tool_is_told_by_its_name_here(capsys, command, flag, 
     assert f"unknown flag {name}; did you mean {own}? see" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        ("--max-lr", "a schedule of the learning rate is part of a Job, as schedule="),
+        ("--schedule=cosine", "a schedule of the learning rate is part of a Job, as schedule="),
+        ("--lr_scheduler_type", "a schedule of the learning rate is part of a Job, as schedule="),
+        ("--weight-decay", "options of an optimizer are part of a Job, as optimizer="),
+    ],
+)
+def test_a_flag_for_what_stands_in_a_job_is_told_where(capsys, flag, why):
+    assert main(["train", "mlp", flag, "1"]) == 2
+    said = capsys.readouterr().err
+    assert f"unknown flag {flag.partition('=')[0]}: {why}; make a Job in a file of your own" in said
+    assert "docs/guide/your-own-model.md" in said
+    assert "did you mean" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["lenet", "--optimizer", "AdamW"], "'adamw'"),
+        (["lenet", "--optimizer", "adamW"], "'adamw'"),
+        (["LeNet"], "'lenet'"),
+        (["lenet", "--Epochs", "1"], "--epochs"),
+    ],
+)
+def test_a_name_in_other_letters_is_told_before_one_that_is_merely_like_it(capsys, words, meant):
+    assert main(["train", *words]) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
 def test_only_flags_that_the_command_has_are_advised(capsys):
     assert main(["predict", "mlp", "--weights", "w", "--learning-rate", "1"]) == 2
     assert "unknown flag --learning-rate; see kway predict --help" in capsys.readouterr().err
     flags = {flag for command in grammar() for each in command.flags for flag in each.names}
     assert set(_ELSEWHERE) <= flags
-    names = [name for elsewhere in _ELSEWHERE.values() for name in elsewhere]
+    names = [name for table in (_ELSEWHERE, _IN_A_JOB) for names in table.values() for name in names]
     assert len(names) == len(set(names))
 
 
@@ -324,3 +355,36 @@ def test_pressing_once_more_while_it_leaves_adds_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "kway: interrupted\n")
+
+
+def test_ctrl_c_in_code_that_is_given_as_text_ends_it_the_same_way(tmp_path):
+    (tmp_path / "pressed.py").write_text(
+        "import signal, sys\n"
+        "from kway.cli import main as command\n"
+        "command._dispatch = lambda words: exec('signal.raise_signal(signal.SIGINT)', {'signal': signal})\n"
+        "sys.exit(command.main())\n"
+    )
+    # A module: a script ends in another way.
+    done = subprocess.run(
+        [sys.executable, "-m", "pressed"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "kway: interrupted\n")
+
+
+@pytest.mark.starts
+def test_ctrl_c_while_torch_imports_numpy_ends_it(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'numpy._core.multiarray':\n"
+        "            sys.meta_path.remove(self)\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from kway.cli.main import main\n"
+        "sys.argv = ['kway', 'train', 'lenet', '--steps', '1', '--out', 'run']\n"
+        "sys.exit(main())\n"
+    )
+    done = python(code, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "kway: interrupted\n")
+    assert not (tmp_path / "run").exists()

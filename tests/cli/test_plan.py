@@ -87,6 +87,7 @@ def test_a_machine_that_is_not_here_gives_an_estimate(words, capsys, tmp_path, m
 
 def here():
     """Return what scales a workload from a CPU: rates of products, memory and launches."""
+    from tests.measured import entry
     from tests.planning.machine import figure
 
     found = measurements()
@@ -102,7 +103,7 @@ def here():
                 for name in ("versions", "devices", "quick", "made", "age_s", "seconds")
             },
             "machine": {"cpu": "a CPU"},
-            "experiments": [*found.experiments, {"name": "compute"}],
+            "experiments": [*found.experiments, entry("compute")],
             "figures": [*found.figures, *figures],
         }
     )

@@ -113,17 +113,27 @@ def test_a_loss_that_was_chosen_is_said_to_be_before_it_fails(here, capsys):
 
 
 def test_a_model_that_fails_on_the_usual_data_is_told_that_no_data_was_named(here, capsys):
-    for words, noted in ((["--data", "line.py:narrow"], False), ([], True)):
-        (here / "line.py").write_text(FILE + "\n\ndef narrow():\n    return X[:, :0], X\n")
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
-            main(["train", "line.py:Line", "--devices", "cpu:1", "--out", "run", *words])
-        assert ("(no --data was given)" in capsys.readouterr().out) is noted
-        notes = getattr(caught.value, "__notes__", [])
-        expected = [
-            "no --data was given: line.py:Line was run on the images of 'synthetic'; for text pass --data text, for "
-            "your own --data path/file.py:name"
-        ]
-        assert notes == expected * noted
+    assert main(["train", "line.py:Line", "--devices", "cpu:1", "--out", "run"]) == 1
+    said = capsys.readouterr()
+    assert "(no --data was given)" in said.out
+    assert said.err.count("kway: error: ") == 1
+    last = said.err.splitlines()[-1]
+    assert last.startswith("kway: error: line.py:Line raised RuntimeError: ")
+    assert last.endswith(
+        ": no --data was given, so line.py:Line was run on the images of 'synthetic'; for text pass --data text, for "
+        "your own --data path/file.py:name"
+    )
+    # The lines that led there begin with the user's.
+    files = re.findall(r'File "(.*)", line', said.err)
+    assert files[0] == str(here / "line.py")
+
+
+def test_a_model_that_fails_on_its_own_data_raises_what_it_raises(here, capsys):
+    (here / "line.py").write_text(FILE + "\n\ndef narrow():\n    return X[:, :0], X\n")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        main(["train", "line.py:Line", "--devices", "cpu:1", "--out", "run", "--data", "line.py:narrow"])
+    assert "(no --data was given)" not in capsys.readouterr().out
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_without_either(here, capsys):

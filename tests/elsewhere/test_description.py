@@ -42,7 +42,7 @@ def test_a_description_of_ones_own(tmp_path):
         ({"nodes": 2}, "2 nodes and no network"),
         ({"gpus": 1 << 20}, "at most 16384"),
         ({"peer": {"over": "nvlink"}}, "peer: bandwidth is missing"),
-        ({"slot": []}, "slot: it is a list"),
+        ({"slot": []}, "slot is a list, not a table of fields"),
     ],
 )
 def test_what_is_no_description(changes, message):
@@ -56,7 +56,7 @@ def test_what_is_no_description(changes, message):
         ("gpu", {"memory_bandwidth": -1.0}, "gpu: memory_bandwidth is -1.0"),
         ("gpu", {"flops": {}}, "gpu.flops has no rate"),
         ("gpu", {"flops": {"fp32": 1e12}}, "gpu.flops has fp32, reached.flops has fp64"),
-        ("peer", {"over": "string"}, "peer: over is 'string', not nvlink or pcie"),
+        ("peer", {"over": "string"}, "peer: over is 'string', not one of nvlink, pcie"),
         ("reached", {"memory": 1.5}, "reached.memory is 1.5: a part of the peak is at most 1"),
         ("software", {"blocks": 132}, "software.blocks is 132 of 132"),
         ("software", {"call_s": float("nan")}, "software: call_s is nan"),

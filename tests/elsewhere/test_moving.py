@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.measured import entry
 from tests.workloads import FIXED_S, PER_SAMPLE_S, workload
 
 from kway.elsewhere.machine import elsewhere
@@ -32,7 +33,7 @@ def measured(device, flops, memory, launch, copied=None, dtype="fp32"):
     return Measurements(
         machine={"host": "h", "cpu": "a CPU", "gpus": ["a GPU"], "threads": 4}, versions={}, devices=["cpu", device],
         quick=True, made="", age_s=0.0, seconds=0.0, figures=figures,
-        experiments=[{"name": "compute"}, {"name": "copies"}],
+        experiments=[entry("compute"), entry("copies")],
     )  # fmt: skip
 
 
@@ -150,7 +151,7 @@ def test_it_says_that_it_is_an_estimate():
         "an estimate: measured on simulated CPU, scaled to a GPU (products 1 GFLOP/s to 4 GFLOP/s"
     )
     assert {timing["threads"] for timing in found.timings} == {4}
-    noisy = replace(HERE, experiments=[{"name": "compute", "noisy": "it drifted"}, {"name": "copies"}])
+    noisy = replace(HERE, experiments=[entry("compute", noisy="it drifted"), entry("copies")])
     assert moved(one(), noisy, THERE).notices[-2].endswith("a machine that was too noisy: it drifted")
     assert len(found.notices) == 1
 

@@ -73,8 +73,12 @@ def test_another_job_is_refused_with_what_differs(begun, tmp_path, change, words
         kway.train(job(**change), devices="cpu:1", out=tmp_path / "more", resume=begun, steps=2)
     for word in words:
         assert word in str(caught.value)
-    # Weights that do not fit this model are no beginning for it either.
-    assert ("--init" in str(caught.value)) == ("model" not in change or change["model"] is Frozen)
+    # Weights that do not fit this model are no beginning for it either, which is said.
+    text = str(caught.value)
+    fits = "model" not in change or change["model"] is Frozen
+    assert ("--init" in text) == fits
+    said = "go on with the job that wrote it; its weights do not fit this model, also not to begin a new run from"
+    assert text.endswith(said) == (not fits and "another job" in text)
     assert not (tmp_path / "more").exists()
 
 

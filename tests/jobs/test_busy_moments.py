@@ -7,15 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.measured import entry
 from tests.planning.machine import measurements
 from tests.workloads import workload
 from torch import nn
 
 import kway
 from kway.devices.busy import Moment
+from kway.devices.simulated import simulated
 from kway.devices.torch_facts import cache_folder
 from kway.jobs import known_costs
+from kway.jobs.automatic import KEPT, NOT_KEPT
 from kway.jobs.slowed import beside_others, slowed
+from kway.planning import history
 from kway.report.plans import lines_of
 
 G = torch.Generator().manual_seed(0)
@@ -45,6 +49,8 @@ def test_what_was_found_out_on_a_busy_machine_says_so_in_every_later_plan(monkey
     (note,) = first.notices
     assert note.startswith("the profile on cpu is of ")
     assert "when other programs kept 1.8 of 2 processors busy" in note
+    # Whoever repeats it may have no such flag: `kway train` has none.
+    assert "(kway plan --refresh, in Python refresh=True of kway.plan, finds it out anew)" in note
     assert json.loads((tmp_path / "plan.json").read_text())["notices"] == [note]
     again = kway.plan(job(), **options)
     assert again.notices == [note]
@@ -54,6 +60,34 @@ def test_what_was_found_out_on_a_busy_machine_says_so_in_every_later_plan(monkey
     monkeypatch.setattr(known_costs, "measure", lambda **options: measurements((2,), 10.0, 1.0))
     assert note in kway.train(job(), strategy="auto", epochs=1).record.notices
     assert kway.plan(job(), refresh=True, **options).notices == []
+
+
+@pytest.mark.parametrize("others", ["1.8 of 2 processors", ""])
+def test_what_rests_on_a_busy_moment_is_kept_for_no_later_plan(monkeypatch, others):
+    """Of a run that was planned on the way as little as of a check; the run says which."""
+    monkeypatch.setattr("kway.jobs.automatic.MOST_S", 1.0)
+    monkeypatch.setattr("kway.jobs.checking.ROUNDS", 1)
+    monkeypatch.setattr("kway.jobs.checking.RUN_S", 0.0)
+    busier = replace(
+        measurements((2,), 10.0, 1.0),
+        experiments=[entry(name, busy=others) for name in ("collectives", "copies")],
+    )
+    monkeypatch.setattr(known_costs, "measure", lambda **options: busier)
+    with monkeypatch.context() as moment:
+        moment.setattr("kway.devices.busy.taken", lambda usable: others)
+        plan = kway.plan(job())
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "")
+    assert [each["busy"] for each in (*plan.workloads, *plan.measurements)] == [others, others]
+    run = kway.train(job(), strategy="auto", epochs=4)
+    assert run.record.measured_step_s
+    checks = history.recall(history.facts_of(simulated(cores=2)))
+    assert len(checks) == (not others)
+    assert (KEPT in run.record.notices, NOT_KEPT in run.record.notices) == (not others, bool(others))
+    # By the plan itself, and of a check of it, the same.
+    kway.train(job(), plan=plan, epochs=4)
+    checked = kway.plan(job(), check=True, strategy="single")
+    assert checked.history["checks"] == (0 if others else 3)
+    assert any("later plans do not go by this check" in text for text in checked.notices) == bool(others)
 
 
 def test_an_impossible_speed_up_is_noted():

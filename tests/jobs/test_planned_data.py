@@ -2,6 +2,7 @@
 
 import re
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ import kway
 from kway.devices.simulated import simulated
 from kway.jobs import checking
 from kway.jobs.asked import asked_of
+from kway.jobs.automatic import Going, automatic
 
 X, Y = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 4
 
@@ -129,6 +131,27 @@ def test_what_cannot_be_sent_is_trained_as_was_planned(from_file):
         measurements=measurements(),
     )
     assert kway.train(job(from_file), plan=record, steps=2).record.layout == record.best["layout"]
+
+
+def test_the_one_layout_that_is_left_runs_also_without_a_price(monkeypatch, from_file):
+    known = workload((4, 8, 16), model="net")
+    # As a quick look at a busy machine may leave it: without what threads hand each other.
+    few = replace(measurements(), figures=[])
+    monkeypatch.setattr("kway.jobs.known_costs.profile", lambda *_, **__: known)
+    monkeypatch.setattr("kway.jobs.known_costs.measure", lambda **_: few)
+    record = kway.train(job(from_file), devices="cpu:2", strategy="auto", steps=2, echo=False).record
+    assert (record.strategy, record.predicted_step_s) == ("threads=2", None)
+    said = (
+        "auto: threads=2 on cpu:2, the only layout that is left, not priced: the time of a sum over 2 threads"
+    )
+    assert record.notices[0].startswith(said)
+    in_memory = job((X, Y))
+    going = automatic(Going(in_memory, "cpu:2", "auto", "auto", "math", 4), None, print)
+    assert going.strategy == "data=2"
+    assert going.lines[0].startswith("auto: data=2 on cpu:2, of 2 candidates, not priced: ")
+    # A plan is nothing but prices.
+    with pytest.raises(kway.NotMeasuredError, match=r"^no plan for net: the time of"):
+        kway.plan(job(from_file), devices="cpu:2", workload=known, measurements=few)
 
 
 def test_where_others_start_the_ranks_all_candidates_are_there(from_file):

@@ -63,18 +63,18 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     [
         (figure(value="fast"), "value is 'fast'"),
         (figure(value=True), "value is True"),
-        (figure(value=math.inf), "no finite numbers"),
-        (figure(raw=[math.nan]), "no finite numbers"),
+        (figure(value=math.inf), "value is inf, not a finite number"),
+        (figure(raw=[math.nan]), "raw[0] is nan, not a finite number"),
         (figure(spread=-0.1), "spread is -0.1"),
         (figure(share=None), "limit and share"),
         (figure(experiment="other"), "not among those"),
-        (figure(parameters={"n": [1]}), "not plain values"),
+        (figure(parameters={"n": [1]}), "parameters: n is a list, not a text or"),
         ({"name": "x"}, "experiment is missing"),
-        ("x", "it is a str"),
+        ("x", "figures[1] is 'x', not a table of fields"),
     ],
 )
 def test_a_broken_figure_is_refused(broken, complaint):
-    with pytest.raises(UsageError, match=r"figure 1 of measurements\.json") as caught:
+    with pytest.raises(UsageError, match=r"a measurements record that .*: figures\[1\]") as caught:
         record(figure(), broken)
     assert complaint in str(caught.value)
 

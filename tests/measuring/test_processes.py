@@ -68,6 +68,27 @@ def test_the_size_from_which_processes_pay():
 def test_the_knee_is_the_fewest_that_do_nearly_as_much():
     assert knee([0, 1, 2, 4], [100.0, 95.0, 190.0, 200.0]) == 2
     assert knee([0, 1], [100.0, 50.0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("at", "best", "said"),
+    [
+        (
+            2,
+            4,
+            "with 2 workers 95% as many samples a second are read as with 4, the most (0, 1, 2, 4 were tried)",
+        ),
+        (
+            1,
+            4,
+            "with 1 worker 47% as many samples a second are read as with 4, the most (0, 1, 2, 4 were tried)",
+        ),
+        (1, 1, "with 1 worker the most samples a second are read (0, 1, 2, 4 were tried)"),
+        (0, 0, "with 0 workers the most samples a second are read (0, 1, 2, 4 were tried)"),
+    ],
+)
+def test_the_knee_is_said_beside_the_fastest_which_it_may_be(at, best, said):
+    assert processes.compared(at, best, {0: 100.0, 1: 94.0, 2: 190.0, 4: 200.0}) == said
     assert counts(2) == [0, 1, 2, 4]
     assert counts(1) == [0, 1, 2]
 

@@ -1,5 +1,7 @@
 """A machine of which tests know every figure: two CPU ranks that talk in straight lines."""
 
+from tests.measured import entry
+
 from kway.measurements import Measurements
 
 SIZES = (1 << 10, 1 << 20)
@@ -25,7 +27,7 @@ def measurements(ranks=(2,), latency_s=LATENCY_S, copy_bytes_per_s=COPY_BYTES_PE
         figure("copies", "copy", {"from": "cpu", "to": "cpu", "bytes": size}, "B/s", copy_bytes_per_s)
         for size in SIZES
     ]
-    experiments = [{"name": name} for name in ("collectives", "copies")]
+    experiments = [entry(name) for name in ("collectives", "copies")]
     return Measurements(
         machine={}, versions={}, devices=["cpu"], quick=True, made="2026-01-01T00:00:00+00:00", age_s=0.0, seconds=1.0,
         experiments=experiments, figures=figures,

@@ -25,7 +25,9 @@ def test_a_speed_up_beyond_the_number_of_devices_is_said_to_be_impossible():
     assert said.startswith(
         "data=2 on cpu:2 would be 37.2 times as fast as one device, which by what is known 2 "
     )
-    assert "a busy moment (--refresh finds it out anew)" in said
+    assert (
+        "a busy moment (kway plan --refresh, in Python refresh=True of kway.plan, finds it out anew)" in said
+    )
     (given,) = impossible(rows, given=["cpu"])
     assert "(profile it anew: kway profile)" in given
 

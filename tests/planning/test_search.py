@@ -87,6 +87,26 @@ def test_the_serial_fraction_is_what_no_sample_makes_shorter():
     assert result.serial_fraction == pytest.approx(FIXED_S / (FIXED_S + 256 * PER_SAMPLE_S))
     assert result.amdahl_bound == pytest.approx(1 / result.serial_fraction)
     assert amdahl_bound(0.0) is None
+    # With a batch for each device, more of them do more: Amdahl's law is of one batch that is spread.
+    assert found(256, weak=True).amdahl_bound is None
+
+
+def test_no_bound_contradicts_the_table():
+    """One device timed alone takes as long for half of its samples, as at a noisy moment; two are twice as fast."""
+
+    def price(candidate, batch):
+        cost = line()(candidate, batch)
+        return cost if candidate.devices > 1 else Price({"compute": 26.6e-3}, cost.memory)
+
+    result = found(256, price)
+    assert result.rows[0]["devices"] == 2
+    assert (result.serial_fraction, result.amdahl_bound) == (None, None)
+    text = "\n".join(lines_of(planned(result)))
+    assert "Amdahl" not in text
+    assert "serial     not known: with fewer samples one device is not as much faster as several are" in text
+    # Where several are no faster either, that is what the table says, too.
+    even = found(256, lambda candidate, batch: Price({"compute": 26.6e-3 * candidate.devices}, {}))
+    assert (even.serial_fraction, even.amdahl_bound) == (1.0, 1.0)
 
 
 def test_weak_scaling_gives_each_device_the_batch_and_ranks_by_samples():
@@ -164,7 +184,9 @@ def test_of_candidates_too_close_to_tell_the_one_with_fewer_devices_is_chosen():
     assert result.rows[1]["reason"].startswith(
         "chosen of those within 3% of the fastest: data=2 on cpu:2 takes 0.99 "
     )
-    assert "less than 3% faster than one device (cpu:1), too close to tell: " in result.rows[0]["reason"]
+    assert (
+        "to be 1.01 times as fast as one device (cpu:1), too close to tell where predictions may be off by 3%: "
+    ) in result.rows[0]["reason"]
     assert found(64, line(all_reduce_s=2.5e-3), strategies=["single", "data"]).chosen == 0
 
 
@@ -175,7 +197,9 @@ def test_what_predictions_were_off_by_here_widens_what_is_too_close_to_tell():
     result = found(64, cost, strategies=["single", "data"], close=0.205)
     assert result.chosen == 1
     assert result.rows[1]["reason"].startswith("chosen of those within 20.5% of the fastest: ")
-    assert "less than 20.5% faster than one device (cpu:1), too close to tell: " in result.rows[0]["reason"]
+    assert (
+        "1.19 times as fast as one device (cpu:1), too close to tell where predictions may be off by 20.5%: "
+    ) in result.rows[0]["reason"]
 
 
 def test_of_equals_on_as_many_devices_processes_come_before_threads():

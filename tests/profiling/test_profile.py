@@ -316,7 +316,7 @@ class NotCopied(nn.Linear):
 
 def test_bad_input_is_one_error(monkeypatch):
     with pytest.raises(UsageError, match="there is one of me"):
-        profiled(job(partial(NotCopied, 8, 4)))
+        profiled(job(NotCopied(8, 4)))
     with pytest.raises(UsageError, match="seconds=0"):
         kway.profile(job(), seconds=0)
     with pytest.raises(UsageError, match="did you mean 'eager'"):

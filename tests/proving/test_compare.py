@@ -54,6 +54,16 @@ def test_16_times_the_reference_s_own_noise_pass(factor, equal):
     assert one(ONES, got, noise).equal == equal
 
 
+def test_what_passes_by_the_noise_of_the_reference_alone_is_named():
+    got = ONES.clone()
+    got[0] += 64 * EPS
+    assert one(ONES, got, noise=EPS).by_noise == set()
+    got[0] += 1e-12
+    comparison = one(ONES, got, noise=1e-12)
+    assert (comparison.equal, comparison.by_noise) == ("ulps", {"model/w"})
+    assert one(ONES, got).by_noise == set()  # it fails
+
+
 def test_noise_does_not_shrink_what_is_allowed():
     got = ONES.clone()
     got[0] += 60 * EPS

@@ -75,11 +75,21 @@ def test_what_is_too_close_because_of_earlier_checks_is_said():
     off = planned(two, too_close={"part": 0.12, "checks": 4, "mean_error": 0.12})
     # One device takes 1.86 times as long: nothing is near the one that was chosen.
     assert "too close" not in "\n".join(lines_of(off))
-    known = {"part": 0.9, "checks": 4, "mean_error": 0.9}
+    known = {"part": 0.9, "checks": 4, "mean_error": 0.9}  # in records of before
     (said,) = (each for each in lines_of(planned(too_close=known)) if each.startswith("too close"))
     assert said == (
         "too close  data=2 on cpu:2; threads=2 on cpu:2; one device (cpu:1): within 90% of the fastest, and by so much "
         "predictions of such candidates were off in 4 checks here"
+    )
+
+
+def test_what_counts_of_a_large_error_is_said():
+    near = found(64, line(all_reduce_s=2e-3), strategies=["single", "data"], close=0.5)
+    known = {"part": 0.5, "checks": 1, "mean_error": 1.616}
+    (said,) = (each for each in lines_of(planned(near, too_close=known)) if each.startswith("too close"))
+    assert said == (
+        "too close  data=2 on cpu:2; one device (cpu:1): within 50% of the fastest, predictions of such candidates "
+        "were off by 162% in 1 check here, of which 50% count: all rest on the same times, and are off together"
     )
 
 

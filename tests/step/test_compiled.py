@@ -132,7 +132,7 @@ def test_on_a_gpu_the_small_functions_of_a_step_are_compiled_while_it_runs():
     core, seen = engine._step, {}
     core.device = torch.device("cuda")
     owners = {"summed": core.rule, "packed": core.presence.arithmetic, "combined": core.presence.arithmetic,
-              "written": core, "told": core}  # fmt: skip
+              "written": core, "told": core, "right": core}  # fmt: skip
     plain = {name: getattr(owner, name) for name, owner in owners.items()}
     inner = SimpleNamespace(
         kind="eager",

@@ -104,7 +104,7 @@ WAYS = [{}, {"micro_batch": 1}, {"clip": 0.5}, {"penalty": square}]
         *(("eager", devices, settings) for devices in (1, 2) for settings in WAYS),
         pytest.param("compiled", 1, {"micro_batch": 1, "clip": 0.5}, marks=COMPILES),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
 )
 def test_parameters_that_are_added_up_are_not_changed_twice(step_kind, devices, settings, ranks):
     x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 1.0], [2.0, 2.0]], dtype=torch.float64)
@@ -121,3 +121,10 @@ def test_parameters_that_are_added_up_are_not_changed_twice(step_kind, devices, 
         torch.testing.assert_close(
             run.model.get_parameter(name), value - 0.1 * factor * grad, rtol=1e-12, atol=0
         )
+
+
+def test_a_proof_holds_them_against_gradients_that_were_clipped_once(ranks):
+    x, y = torch.tensor([[1.0, 2.0], [3.0, -1.0]] * 3), torch.tensor([1.0, 2.0, 3.0] * 2)
+    job = kway.Job(Added, nn.MSELoss(), torch.optim.SGD, data=(x, y), batch_size=3, clip=0.5)
+    proof = kway.prove(job, devices="cpu:1 cpu:2", ranks=ranks, echo=False)
+    assert proof.verdict == "pass", [row["reason"] for row in proof.candidates]

@@ -5,7 +5,7 @@ import torch
 
 from kway.comm.group import Group
 from kway.errors import UsageError
-from kway.step.tally import Tally, accuracy, mean, measure
+from kway.step.tally import Tally, accuracy, mean, measure, right_ones
 
 CPU = torch.device("cpu")
 
@@ -196,3 +196,19 @@ def test_values_of_chosen_samples_are_no_mean(metric, shares, doubted):
         measure({"m": metric}, share, share, len(share), tally)
     assert len(doubts) == doubted
     assert all("one value of shape (1,) for several samples" in line for line in doubts)
+
+
+@pytest.mark.parametrize("shape", [(13, 5), (6, 5, 4), (1, 5)])
+@pytest.mark.parametrize("classes", [True, False])
+def test_accuracy_is_counted_the_same_in_whatever_way_it_is_summed(shape, classes):
+    draw = torch.Generator().manual_seed(0)
+    output = torch.randn(shape, generator=draw)
+    target = torch.randn(shape, generator=draw).argmax(1) if classes else torch.rand(shape, generator=draw)
+    found = []
+    for right in (None, right_ones):
+        tally = Tally(["accuracy"], torch.device("cpu"), rows=2)
+        for row in (1, 0, 1):
+            measure({"accuracy": accuracy}, output, target, shape[0], tally, row, right)
+        found.append(tally.result(Group()))
+    assert found[0] == found[1]
+    assert found[0]["accuracy"][1] == 3 * output.argmax(1).numel()

@@ -4,12 +4,14 @@ import os
 import random
 import signal
 import threading
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import kway
 from kway.comm.reduce import GradientReducer
@@ -362,3 +364,18 @@ def test_a_model_that_cannot_be_copied_is_refused():
     model.lock = threading.Lock()
     with pytest.raises(kway.RefusedError, match="cannot be copied"):
         train(job_of(model))
+
+
+def test_a_stream_that_cannot_be_copied_is_named(tmp_path):
+    class Lines(IterableDataset):
+        def __init__(self):
+            self.file = (tmp_path / "lines").open("w+")
+
+        def __iter__(self):
+            yield from ((X[i], Y[i]) for i in range(len(X)))
+
+    said = r"strategy threads with data of type Lines that cannot be copied .*: every replica reads a stream of its own"
+    for data in (Lines(), DataLoader(Lines(), batch_size=4)):
+        with pytest.raises(kway.RefusedError, match=said):
+            train(replace(job_of(), data=data, batch_size=None if isinstance(data, DataLoader) else 7))
+        (data if isinstance(data, Lines) else data.dataset).file.close()

@@ -209,7 +209,7 @@ class Stream(torch.utils.data.IterableDataset):
         ({"data": Stream()}, "stream"),
         ({"batch_size": 65}, "no whole batch"),
         ({"model": partial(Noisy, 36, 3)}, "random numbers"),
-        ({"model": partial(NoCopy, 36, 3)}, "cannot be copied (RuntimeError: only one of these)"),
+        ({"model": NoCopy(36, 3)}, "cannot be copied (RuntimeError: only one of these)"),
         ({"data": ordered(), "batch_size": None}, "sampler of the user's own"),
     ],
 )
@@ -379,7 +379,7 @@ def test_code_is_told_apart_by_what_is_given_to_it_and_not_by_the_order_of_a_set
     told = [code_of(scaled(by, around)) for by, around in ((1, 1), (2, 1), (1, 2), (1, scaled), (1, code_of))]
     assert len(set(told)) == len(told)
     code = scaled.__code__
-    one, other = (code.replace(co_consts=((1, frozenset(of)),)) for of in ([0, 8], [8, 0]))
+    one, other = (code.replace(co_consts=(*code.co_consts, (1, frozenset(of)))) for of in ([0, 8], [8, 0]))
     assert code_of(FunctionType(one, {})) == code_of(FunctionType(other, {}))
     assert code_of(FunctionType(one, {})) != code_of(FunctionType(code, {}))
 

@@ -8,14 +8,16 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 from kway import zoo
 from kway.cli._choices import loss_of, optimizer_of
 from kway.cli._objects import OWN, is_reference, load_object
 from kway.data import sources
-from kway.errors import KwayError, RankError, UsageError
+from kway.errors import KwayError, RankError, UsageError, line_of
 from kway.job import Job
+from kway.launch.own_frames import from_users_code
 from kway.paths import check_reachable
 from kway.registry import unknown
 
@@ -71,16 +73,24 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
 
 @contextmanager
 def says_that_data_is_usual(args: argparse.Namespace, lines: list[str]) -> Iterator[None]:
-    """Add a note to what the user's model raises on data that nobody named. ``lines``: what ``job_of`` said."""
+    """Say of what the user's model raises on data that nobody named, that it was run on these.
+
+    ``lines``: what ``job_of`` said. An error of several ranks gets a note; of one device, it becomes one of kway's.
+    """
     try:
         yield
     except Exception as error:
         of_user = not error.died if isinstance(error, RankError) else not isinstance(error, KwayError)
-        if of_user and args.data is None and is_reference(args.model) and not lines[0].startswith("job"):
-            usual = f"{args.model} was run on the images of {sources.DEFAULT_SOURCE!r}"
-            do = "for text pass --data text, for your own --data path/file.py:name"
+        if not of_user or args.data is not None or not is_reference(args.model) or lines[0].startswith("job"):
+            raise
+        usual = f"{args.model} was run on the images of {sources.DEFAULT_SOURCE!r}"
+        do = "for text pass --data text, for your own --data path/file.py:name"
+        if isinstance(error, KwayError):
             error.add_note(f"no --data was given: {usual}; {do}")
-        raise
+            raise
+        told = KwayError(f"{args.model} raised {line_of(error)}", f"no --data was given, so {usual}", do)
+        told.traceback = "".join(format_exception(from_users_code(error)))
+        raise told from None
 
 
 def _still(args: argparse.Namespace) -> list[str]:

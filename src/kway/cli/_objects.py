@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +13,7 @@ from kway.errors import UsageError, one_line, text_of
 from kway.job import Job
 from kway.launch.interrupt import EndedBySignal
 from kway.paths import check_reachable
+from kway.registry import closest
 
 OWN = "path/file.py:name or package.module:name"
 
@@ -46,8 +46,8 @@ def load_object(what: str, text: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            near = get_close_matches(name, names, n=1)
-            advice = f"did you mean {place}:{near[0]}?" if near else ""
+            near = closest(name, names)
+            advice = f"did you mean {place}:{near}?" if near is not None else ""
             raise UsageError(f"{what} {text!r}: no {name!r} in {place}", has, advice)
         found = getattr(found, part)
     return found

@@ -2,12 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from kway.cli._synonyms import meant_by
+from kway.cli._synonyms import in_a_job, meant_by
 from kway.errors import UsageError
+from kway.registry import closest
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,8 +57,14 @@ class Parser(argparse.ArgumentParser):
         for flag in flags:
             if flag not in known:
                 meant = meant_by(flag, known)
-                near = [meant] if meant is not None else get_close_matches(flag, known, n=1)
-                advice = f"did you mean {near[0]}? " if near else ""
+                if meant is None and "--optimizer" in known and (why := in_a_job(flag)) is not None:
+                    raise UsageError(
+                        f"unknown flag {flag}",
+                        why,
+                        f"make a Job in a file of your own (docs/guide/your-own-model.md): {self.prog} file.py:name",
+                    )
+                near = meant if meant is not None else closest(flag, known)
+                advice = f"did you mean {near}? " if near is not None else ""
                 raise UsageError(f"unknown flag {flag}", "", advice + self._see)
 
     def _meaning(self, name: str) -> str:

@@ -21,7 +21,7 @@ _ELSEWHERE = {
     "--workers": ("num-workers", "dataloader-num-workers", "num-loader-workers"),
     "--seed": ("seed-everything", "random-seed", "manual-seed", "set-seed"),
     "--precision": ("dtype", "mixed-precision", "amp", "fp16", "bf16"),
-    "--optimizer": ("optim", "optimiser", "opt"),
+    "--optimizer": ("optim", "optimiser", "opt", "momentum", "nesterov"),
     "--loss": ("criterion", "loss-fn", "loss-function"),
     "--data": ("dataset", "dataset-name"),
     "--data-dir": ("data-path", "data-root", "root"),
@@ -40,10 +40,34 @@ _ELSEWHERE = {
     "--step-kind": ("compile", "torch-compile"),
 }  # fmt: skip
 
+# What elsewhere is a flag and here a part of a job in a file of the user's own, and how flags for it are called.
+_IN_A_JOB = {
+    "a schedule of the learning rate is part of a Job, as schedule=": (
+        "schedule", "scheduler", "lr-schedule", "lr-scheduler", "lr-scheduler-type", "sched", "max-lr", "min-lr",
+        "lr-min", "lr-decay", "lr-decay-rate", "lr-gamma", "gamma", "lr-step-size", "lr-drop", "lr-milestones",
+        "milestones", "warmup", "warmup-steps", "warmup-ratio", "warmup-epochs", "lr-warmup-steps", "lr-warmup-epochs",
+        "cosine", "one-cycle", "onecycle",
+    ),
+    "options of an optimizer are part of a Job, as optimizer=": (
+        "weight-decay", "wd", "betas", "beta1", "beta2", "eps", "adam-beta1", "adam-beta2",
+        "adam-epsilon",
+    ),
+}  # fmt: skip
+
+
+def in_a_job(flag: str) -> str | None:
+    """Return what ``flag`` is for and where it stands instead; ``None`` for other flags."""
+    name = _bare(flag)
+    return next((what for what, names in _IN_A_JOB.items() if name in names), None)
+
 
 def meant_by(flag: str, known: Collection[str]) -> str | None:
     """Return the flag among ``known`` that is called ``flag`` elsewhere, or is spelled with ``_``; else ``None``."""
-    name = flag.lstrip("-").lower().replace("_", "-")
+    name = _bare(flag)
     if f"--{name}" in known:
         return f"--{name}"
     return next((own for own, names in _ELSEWHERE.items() if name in names and own in known), None)
+
+
+def _bare(flag: str) -> str:
+    return flag.lstrip("-").lower().replace("_", "-")

@@ -2,11 +2,11 @@
 
 import argparse
 import json
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kway.cli import options
+from kway.registry import closest
 
 if TYPE_CHECKING:
     from kway.job import Job
@@ -74,13 +74,13 @@ def weights_file(path: Path) -> Path:
     if not file.is_file():
         there = [each for each in _entries(path.parent) if is_file(each / "weights.safetensors")]
         files = [each for each in _entries(path.parent) if each.suffix == ".safetensors"]
-        near = get_close_matches(path.name, [each.name for each in (*there, *files)], n=1)
+        near = closest(path.name, [each.name for each in (*there, *files)])
         lacks = f" holds no {file.name}" if path.is_dir() else ": no such file or folder"
         raise UsageError(
             f"--weights {path}{lacks}",
             "",
             "name a run's folder or a safetensors file"
-            + (f"; did you mean {path.with_name(near[0])}?" if near else ""),
+            + (f"; did you mean {path.with_name(near)}?" if near is not None else ""),
         )
     return file
 

@@ -18,7 +18,14 @@ from kway.cli._screen import Screen, discard, screens
 from kway.cli._version import ShowVersion
 from kway.errors import KwayError, StoppedError
 from kway.launch.descriptors import open_missing
-from kway.launch.interrupt import EndedBySignal, ignore_interrupts, ignore_wishes, signals_held, signals_raise
+from kway.launch.interrupt import (
+    EndedBySignal,
+    Interrupted,
+    ignore_interrupts,
+    ignore_wishes,
+    signals_held,
+    signals_raise,
+)
 from kway.launch.semaphores import cleared_quietly
 from kway.registry import modules_of, unknown
 
@@ -62,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         open_missing()
         cleared_quietly()
-    with screens() as screen, signals_raise():
+    with screens() as screen, signals_raise(Interrupted):
         code = _run(list(sys.argv[1:] if argv is None else argv), screen, leaves=argv is None)
     if argv is None:
         # At its end Python looks for cycles among all objects. Torch's are a million, and go with the process.

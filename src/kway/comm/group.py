@@ -183,11 +183,11 @@ class Group:
             dist.all_gather_object(gathered, value, group=self.handle)
         return gathered
 
-    def barrier(self) -> None:
-        """Wait until all ranks of the group are here."""
+    def barrier(self, at: str = "barrier") -> None:
+        """Wait until all ranks of the group are here. ``at``: what those who look at this rank are told."""
         if self.size > 1:
             self.trace.note("barrier")
-            with self.waiting.inside("barrier"):
+            with self.waiting.inside(at):
                 dist.barrier(group=self.handle)
 
     def _inside(self, name: str, tensor: torch.Tensor) -> AbstractContextManager[Any]:

@@ -97,7 +97,7 @@ class RehearsedGroup(Group):
         """Return one's own object as everybody's."""
         return [value] * self.size
 
-    def barrier(self) -> None:
+    def barrier(self, at: str = "barrier") -> None:
         """Wait for nobody."""
 
     def _note(self, name: str, what: str, tensor: torch.Tensor, of: str = "") -> None:

@@ -213,7 +213,7 @@ class ThreadGroup(Group):
         self.trace.note("objects")
         return [pickle.loads(found) for found in self._lay("all-gather of objects", pickle.dumps(value))()]
 
-    def barrier(self) -> None:
+    def barrier(self, at: str = "barrier") -> None:
         """Wait until all ranks of the group are here."""
         if self.size > 1:
             self.trace.note("barrier")

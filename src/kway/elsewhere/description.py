@@ -1,7 +1,6 @@
 """What is known of a machine that is not here: rates from data sheets, latencies, and which part of them is reached."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -9,12 +8,33 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kway.errors import UsageError
+from kway.forms import AtLeast, OneOf
 from kway.paths import check_reachable
 from kway.records import Record
 from kway.registry import unknown
 
 PACKAGE, FOLDER = "kway.elsewhere", "machines"
 MOST_GPUS = 1 << 14
+
+OVER = ("nvlink", "pcie")
+_RATE, _COUNT = AtLeast(0, above=True), AtLeast(1, int)
+_FORMS: dict[str, Any] = {
+    "nodes": _COUNT,
+    "gpus": _COUNT,
+    "gpu": {
+        "name": str, "compute_capability": str, "memory": _RATE, "multiprocessors": _COUNT, "flops": {str: _RATE},
+        "memory_bandwidth": _RATE,
+    },
+    "peer": {"over": OneOf(OVER), "bandwidth": _RATE, "hop_s": _RATE, "long_hop_s": _RATE},
+    "slot": {"bandwidth": _RATE, "pageable_bandwidth": _RATE, "latency_s": _RATE},
+    "network": ({"bandwidth": _RATE, "hop_s": _RATE, "long_hop_s": _RATE, "tree_hop_s": _RATE}, None),
+    "host": {"cpu": str, "cores": _COUNT, "memory": _RATE},
+    "software": {
+        "launch_s": _RATE, "done_s": _RATE, "call_s": _RATE, "begin_s": _RATE, "long_begin_s": _RATE,
+        "short_share": _RATE, "blocks": _COUNT,
+    },
+    "reached": {"flops": {str: _RATE}, "memory": _RATE, "peer": _RATE, "slot": _RATE, "network": _RATE},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,7 @@ class Machine(Record):
     """
 
     kind: ClassVar[str] = "machine"
+    forms: ClassVar[Mapping[str, Any]] = _FORMS
 
     name: str
     made: str
@@ -52,7 +73,7 @@ class Machine(Record):
     notices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        problem = _wrong(self)
+        problem = self.wrong() or _wrong(self)
         if problem:
             raise UsageError(f"the description of a machine ({self.kind} record)", problem)
 
@@ -71,54 +92,17 @@ class Machine(Record):
         return float(self.gpu["memory_bandwidth"] * self.reached["memory"])
 
 
-_NUMBER = int | float
-_FORM: dict[str, dict[str, Any]] = {
-    "gpu": {
-        "name": str, "compute_capability": str, "memory": _NUMBER, "multiprocessors": int, "flops": dict,
-        "memory_bandwidth": _NUMBER,
-    },
-    "peer": {"over": str, "bandwidth": _NUMBER, "hop_s": _NUMBER, "long_hop_s": _NUMBER},
-    "slot": {"bandwidth": _NUMBER, "pageable_bandwidth": _NUMBER, "latency_s": _NUMBER},
-    "network": {"bandwidth": _NUMBER, "hop_s": _NUMBER, "long_hop_s": _NUMBER, "tree_hop_s": _NUMBER},
-    "host": {"cpu": str, "cores": int, "memory": _NUMBER},
-    "software": {
-        "launch_s": _NUMBER, "done_s": _NUMBER, "call_s": _NUMBER, "begin_s": _NUMBER, "long_begin_s": _NUMBER,
-        "short_share": _NUMBER, "blocks": int,
-    },
-    "reached": {"flops": dict, "memory": _NUMBER, "peer": _NUMBER, "slot": _NUMBER, "network": _NUMBER},
-}  # fmt: skip
-OVER = ("nvlink", "pcie")
-
-
 def _wrong(machine: Machine) -> str:
     """Say what is wrong with a description, or ``""``."""
-    for name, least in (("nodes", 1), ("gpus", 1)):
-        value = getattr(machine, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            return f"{name} is {value!r}, not a number of at least {least}"
     if machine.total > MOST_GPUS:
         return f"it has {machine.total} GPUs, at most {MOST_GPUS} can be planned for"
     if machine.nodes > 1 and machine.network is None:
         return f"it has {machine.nodes} nodes and no network between them"
-    for section, form in _FORM.items():
-        table = getattr(machine, section)
-        if table is None and section == "network":
-            continue
-        problem = _wrong_table(table, form)
-        if problem:
-            return f"{section}: {problem}"
-    if machine.peer["over"] not in OVER:
-        return f"peer: over is {machine.peer['over']!r}, not {' or '.join(OVER)}"
     flops, reached = machine.gpu["flops"], machine.reached["flops"]
     if not flops or flops.keys() != reached.keys():
         return (
             f"gpu.flops has {', '.join(flops) or 'no rate'}, reached.flops has {', '.join(reached) or 'none'}"
         )
-    problem = _wrong_table(flops, dict.fromkeys(flops, _NUMBER)) or _wrong_table(
-        reached, dict.fromkeys(reached, _NUMBER)
-    )
-    if problem:
-        return f"flops: {problem}"
     return _wrong_shares(machine)
 
 
@@ -133,19 +117,6 @@ def _wrong_shares(machine: Machine) -> str:
         return f"{over[0]} is {shares[over[0]]:g}: a part of the peak is at most 1"
     blocks, all_ = machine.software["blocks"], machine.gpu["multiprocessors"]
     return "" if blocks < all_ else f"software.blocks is {blocks} of {all_} multiprocessors"
-
-
-def _wrong_table(table: Any, form: Mapping[str, Any]) -> str:
-    """Say which field of a table is not of its form, or ``""``: numbers are finite and above 0."""
-    if not isinstance(table, dict):
-        return f"it is a {type(table).__name__}, not a table of fields"
-    for name, kind in form.items():
-        value = table.get(name, ...)
-        if value is ... or isinstance(value, bool) or not isinstance(value, kind):
-            return f"{name} is {'missing' if value is ... else repr(value)}"
-        if isinstance(value, int | float) and not (math.isfinite(value) and value > 0):
-            return f"{name} is {value!r}"
-    return ""
 
 
 def shipped() -> list[str]:

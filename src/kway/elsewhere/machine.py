@@ -104,5 +104,5 @@ def _said(machine: Machine) -> str:
 def _entry(machine: Machine, name: str, how: str, why: str) -> dict[str, Any]:
     return {
         "name": name, "how": how, "why": why, "quick": False, "made": machine.made, "age_s": 0.0, "seconds": 0.0,
-        "tries": 0, "drift": 0.0, "noisy": "", "left": [], "notes": [] if why else [NOTE],
+        "tries": 0, "drift": 0.0, "noisy": "", "left": {}, "notes": [] if why else [NOTE],
     }  # fmt: skip

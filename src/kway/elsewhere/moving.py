@@ -119,6 +119,7 @@ def _of_largest_sums(measurements: Measurements, device: str) -> list[float]:
             figure["value"] * 3 * DTYPES[figure["parameters"]["dtype"]].itemsize,
         )
         for figure in measurements.find("compute", "elementwise add", device=device)
+        if figure["parameters"]["dtype"] in DTYPES and figure["value"] > 0
     ]
     longest = max((elements for elements, _ in found), default=0)
     return [rate for elements, rate in found if elements == longest]

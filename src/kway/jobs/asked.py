@@ -13,6 +13,7 @@ from kway.devices.topology import discover
 from kway.errors import RefusedError, UsageError
 from kway.job import Job
 from kway.jobs.alone import refuse_among_ranks
+from kway.jobs.identity import identity_of
 from kway.launch.blame import check_value
 from kway.planned import device_type
 from kway.planning.candidates import Candidate, Left, candidates, device_sets
@@ -31,7 +32,7 @@ AUTO = "auto"
 @dataclass(frozen=True)
 class Asked:
     """What is to be planned. ``sets`` of devices, ``named`` by the user or all; ``strategies``, ``step_kinds``: those
-    named, ``None`` for all.
+    named, ``None`` for all. ``identity``: of the model, see ``identity_of``.
     """
 
     job: Job
@@ -43,6 +44,7 @@ class Asked:
     shards: int
     scaling: Scaling
     refused: Callable[[Mapping[str, int], Sequence[str]], str]
+    identity: Mapping[str, Any]
     named: bool = False
 
     @property
@@ -125,6 +127,7 @@ def asked_of(
         shards,
         scaling,
         refused,
+        identity_of(model),
         devices != AUTO,
     )
     # What cannot be is said before anything is timed.

@@ -11,20 +11,23 @@ import torch
 
 from kway.devices import busy
 from kway.devices.topology import discover
-from kway.errors import UsageError
+from kway.errors import NotMeasuredError, UsageError
 from kway.job import Job
-from kway.jobs.asked import AUTO, asked_of
-from kway.jobs.known_costs import gather
+from kway.jobs.asked import AUTO, Asked, asked_of
+from kway.jobs.identity import differs, identity_of
+from kway.jobs.known_costs import Known, gather
 from kway.jobs.place import Place, place
 from kway.jobs.ranking import ranked
 from kway.jobs.slowed import beside_others, slowed
 from kway.jobs.tuning import first_kind
 from kway.launch.torchrun import from_environment
-from kway.planned import Planned, spelled_set, titled
-from kway.planning import history
+from kway.planned import Planned, short_set, spelled_set, titled
+from kway.planning import doubts, history
 from kway.records import Training
 from kway.report.plans import trust
+from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND
+from kway.strategies.layout import one_process
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
 from kway.units import counted, seconds_text, shown
@@ -34,11 +37,19 @@ MOST_S = 10.0
 # A choice that took longer says how long.
 SAID_S = 1.0
 
+# Whether later plans know what came of a prediction.
+KEPT = "what steps took is kept beside what was predicted: later plans on this machine go by how far that was off"
+NOT_KEPT = (
+    "what steps took is not kept for later plans: what was predicted rests on times of a busy moment, and so does "
+    "what it was off by"
+)
+
 
 @dataclass(frozen=True)
 class Going:
-    """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it;
-    ``since``: when it began.
+    """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it.
+
+    ``of_a_busy_moment``: whether what was predicted rests on times beside other programs; ``since``: when it began.
     """
 
     job: Job
@@ -49,6 +60,7 @@ class Going:
     shards: int
     row: Mapping[str, Any] | None = None
     lines: tuple[str, ...] = ()
+    of_a_busy_moment: bool = False
     since: busy.Moment | None = field(default_factory=busy.moment)
 
     def place(self, patient: bool, settings: Mapping[str, Any] | None) -> Place:
@@ -63,7 +75,7 @@ class Going:
         that was off.
 
         Nothing of a run that went otherwise: that lost devices, say. Kept is only what is of the same step: not where
-        tuning or the user chose another one.
+        tuning or the user chose another one. Nor is what a busy moment made of the prediction, or of the run.
         """
         row = self.row
         if row is None and where.joined is None:
@@ -79,7 +91,9 @@ class Going:
         if where.is_main and measured and is_its_step and not lines:
             made = datetime.now(UTC).isoformat(timespec="seconds")
             kept = {**row, "measured_step_s": measured, "error": row["step_s"] / measured - 1}
-            history.keep(history.facts_of(discover()), [history.entry(kept, record.model, made)])
+            if not self.of_a_busy_moment:
+                history.keep(history.facts_of(discover()), [history.entry(kept, record.model, made)])
+            lines = [NOT_KEPT if self.of_a_busy_moment else KEPT]
         return replace(record, predicted_step_s=row["step_s"], notices=[*record.notices, *lines])
 
 
@@ -126,7 +140,7 @@ def by_plan(plan: Any, going: Going) -> Going:
         job = replace(job, batch_size=row["batch_size"])
     batch = training_parts(replace(job, validation=None))[0].order.batch_size
     for what, got, need in (
-        ("model", record.model, job.title),
+        ("model", *_models(record, job)),
         ("precision", record.precision, job.precision),
         ("batch size", row["batch_size"], batch),
     ):
@@ -145,7 +159,18 @@ def by_plan(plan: Any, going: Going) -> Going:
         )
     line = f"as planned on {record.made[:10]}: {titled(row)}, {seconds_text(row['step_s'])} a step predicted"
     devices = spelled_set(row["device_set"])
-    return Going(job, devices, row["strategy"], row["step_kind"], record.level, record.shards, row, (line,))
+    return Going(
+        job, devices, row["strategy"], row["step_kind"], record.level, record.shards, row, (line,),
+        doubts.of_a_busy_moment(record),
+    )  # fmt: skip
+
+
+def _models(record: Planned, job: Job) -> tuple[str, str]:
+    """Return of which model a plan is, and which one the job has: the same where nothing tells them apart."""
+    if record.model != job.title or not record.identity:
+        return record.model, job.title
+    unlike = differs(job.title, record.identity, record.versions, identity_of(build(job)))
+    return (job.title, job.title) if unlike is None else unlike
 
 
 def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
@@ -153,7 +178,7 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
 
     Devices ``"auto"``: every number of GPUs, of CPU ranks where there is none; else the device set to use. What is not
     remembered of model and machine is found out now, in ``MOST_S``, about. Raises ``UsageError`` for what cannot be
-    planned, and where the model fits nowhere.
+    planned, and where the model fits nowhere. What cannot be priced for want of a figure runs all the same.
     """
     begun = time.perf_counter()
     cluster = discover()
@@ -165,7 +190,11 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
     asked = asked_of(going.job, going.devices, AUTO, going.exactness, going.shards, kinds, cluster=cluster)
     if going.devices == AUTO and cluster.gpus:
         asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
-    record = ranked(asked, gather(asked, {}, None, ranks, _announced(going.job, say), seconds=MOST_S), begun)
+    known = gather(asked, {}, None, ranks, _announced(going.job, say), seconds=MOST_S)
+    try:
+        record = ranked(asked, known, begun)
+    except NotMeasuredError as error:
+        return _unpriced(going, asked, known, error)
     row = record.best
     return replace(
         going,
@@ -173,7 +202,21 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
         strategy=row["strategy"],
         row=row,
         lines=told(record),
+        of_a_busy_moment=doubts.of_a_busy_moment(record),
     )
+
+
+def _unpriced(going: Going, asked: Asked, known: Known, error: NotMeasuredError) -> Going:
+    """Return a run as one of the layouts that are left, none of which has a price: processes before threads.
+
+    A measurement leaves out what a busy machine keeps it from telling.
+    """
+    found, _ = asked.candidates(lambda device: known.step_kinds(device, asked.step_kinds))
+    chosen = min(found, key=lambda each: one_process(each.layout))
+    which = "the only layout that is left" if len(found) == 1 else f"of {counted(len(found), 'candidate')}"
+    line = f"auto: {chosen.strategy} on {short_set([*chosen.device_set])}, {which}, not priced: {error.need}"
+    devices = spelled_set([*chosen.device_set])
+    return replace(going, devices=devices, strategy=chosen.strategy, lines=(line, *known.notices))
 
 
 def _announced(job: Job, say: Callable[[str], None]) -> Callable[[str], None]:

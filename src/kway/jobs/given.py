@@ -8,6 +8,7 @@ from torch import nn
 
 from kway.errors import UsageError
 from kway.jobs.asked import Asked
+from kway.jobs.identity import differs
 from kway.measurements import Measurements
 from kway.planned import device_type
 from kway.profiling.optimizer_text import optimizer_text
@@ -63,8 +64,12 @@ def _hold(workload: Workload, asked: Asked) -> None:
     """Raise ``UsageError`` for a workload of something else."""
     job = asked.job
     batches = _batches(asked)
+    # Older records hold how many parameters there are, and nothing else of the model.
+    then = workload.identity or {"parameters": workload.parameters["count"]}
+    unlike = differs(job.title, then, workload.versions, asked.identity)
+    model = (workload.model, job.title) if unlike is None or workload.model != job.title else unlike
     pairs = [
-        ("model", workload.model, job.title),
+        ("model", *model),
         ("precision", workload.precision, job.precision),
         ("level", workload.level, asked.level),
         ("batch", f"{workload.batch_size:,}", " or ".join(f"{batch:,}" for batch in batches)),

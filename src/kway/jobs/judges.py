@@ -1,7 +1,7 @@
 """Who judges a candidate of a proof: by rounding against plain torch, or by bits against one device."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,13 @@ from kway.step.precision import precision_of
 from kway.step.presence import Presence
 from kway.step.storage import to_bytes
 from kway.training.subject import optimizer_facts
+from kway.units import counted, ulps_text
 
 OTHER_ORDERS = 3
+# What torch's optimizers call their sums of squares: by the root of them they divide a step.
+SQUARES = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf"}
+# Tensors that such a step moves.
+MOVED = ("model/", "average/")
 RULE = (
     f"largest difference at most {NOISE_FACTOR} times the reference's own noise, or {EPSILONS} eps times the "
     "tensor's largest magnitude"
@@ -75,7 +80,8 @@ class Judge(ABC):
     """Judges candidates on one case, beside a reference.
 
     ``notices``: lines for the user, ``doubts`` among them: what in the loss may not add up; ``optimizer``: what the
-    reference began with (``optimizer_facts``); ``uneven``: that parts of one batch came in several shapes.
+    reference began with (``optimizer_facts``); ``divides``: its class where it divides by the root of squares of
+    gradients; ``uneven``: that parts of one batch came in several shapes.
     """
 
     def __init__(self, case: Case, reference: Reference | ShardReference) -> None:
@@ -84,6 +90,7 @@ class Judge(ABC):
         self.doubts: list[str] = []
         self.uneven: list[str] = []
         self.optimizer = optimizer_facts(reference.optimizer)
+        self.divides = ""
 
     def _hear(self, result: dict[str, Any]) -> None:
         """Keep what a candidate has to say."""
@@ -108,6 +115,8 @@ class MathJudge(Judge):
         super().__init__(case, reference)
         self._level = level
         self._snapshots = _run(reference, case, _orders(case, None), self.notices)
+        held = {name.rpartition("/")[2] for name in self._snapshots[0].after if name.startswith("optimizer/")}
+        self.divides = self.optimizer["name"] if held & SQUARES else ""
 
     def describe(self) -> dict[str, Any]:
         """Say what the reference is and how it judges."""
@@ -233,7 +242,26 @@ def _by_noise(case: Case, snapshots: list[Snapshot], result: dict[str, Any]) -> 
         "tensors": comparison.tensors,
         "step_kind": result["step_kind"],
         "noise_only": sorted(comparison.noise_only),
+        "by_noise": sorted(comparison.by_noise),
     }
+
+
+def far_and_right(judge: Judge, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line on why tensors pass that are many units apart, where no row fails."""
+    far = [row for row in rows if row["equal"] == "ulps" and row.get("by_noise")]
+    if not far or any(row["equal"] in ("no", "refused") for row in rows):
+        return []
+    names = sorted(
+        {name for row in far for name in row["by_noise"]}, key=lambda name: not name.startswith(MOVED)
+    )
+    most = ulps_text(max(row["max_ulps"] for row in far))
+    text = (
+        f"up to {most} ulps are right here: another order of the samples moves {counted(len(names), 'tensor')} "
+        f"({names[0]}{', ...' * (len(names) > 1)}) by as much on one device"
+    )
+    if judge.divides and names[0].startswith(MOVED):
+        text += f"; {judge.divides} divides by the root of squared gradients, and magnifies rounding where it is tiny"
+    return [text]
 
 
 def _orders(case: Case, shards: int | None) -> Iterator[Sequence[Any]]:

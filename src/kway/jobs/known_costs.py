@@ -123,9 +123,13 @@ def _beside_others(
     """
     lines = [line for kind, workload in found.items() for line in doubts.of_profile(workload, kind in given)]
     for kind, each in of.items():
-        used = [entry for entry in each.experiments if entry["name"] in EXPERIMENTS[kind]]
-        lines += doubts.of_measurements(used, measured)
+        lines += doubts.of_measurements(used(kind, each), measured)
     return list(dict.fromkeys(lines))
+
+
+def used(device_type: str, measurements: Measurements) -> list[dict[str, Any]]:
+    """Return of measurements the experiments that prices on a type of device are made of."""
+    return [entry for entry in measurements.experiments if entry["name"] in EXPERIMENTS[device_type]]
 
 
 def _hopeless(asked: Asked, device_type: str, on_gpu: Workload | None) -> str:
@@ -206,7 +210,7 @@ def _recalled(known: Mapping[str, Any], kinds: Sequence[str], seconds: float) ->
         if held is None or float(held["seconds"]) < seconds:
             return None
         workload = Workload.from_dict(held["workload"])
-    except (UsageError, KeyError, TypeError, ValueError):
+    except (UsageError, KeyError, TypeError, ValueError, OverflowError):
         return None
     tried = {
         *workload.step_kinds(),

@@ -206,7 +206,8 @@ def _notices(device_set: list[str], cluster: Cluster, entries: list[dict[str, An
     """Return lines for the user."""
     lines = list(device_warnings(device_set, cluster))
     lines += [
-        f"{', '.join(names)}: measured while other programs kept {others} busy: --refresh measures anew"
+        f"{', '.join(names)}: measured while other programs kept {others} busy: --refresh, in Python refresh=True, "
+        "measures anew"
         for names, others, _ in beside_others(entry for entry in entries if entry["how"] == "remembered")
     ]
     for entry in entries:

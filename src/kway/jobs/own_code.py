@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import sys
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,9 @@ from kway.job import Job
 from kway.records import Plan
 from kway.step.scaling import own_schedule
 from kway.training.facts import facts_of
-from kway.training.noted import CODE
-from kway.tuning.code import code_of, object_code
+from kway.training.noted import CODE, VERSIONS
+from kway.training.surroundings import versions
+from kway.tuning.code import code_of
 
 # Where an object lies is another place in each process.
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
@@ -26,7 +26,7 @@ def facts_with_code(job: Job, parts: Parts, plan: Plan, model: nn.Module) -> dic
 
 
 def code_facts(job: Job, model: nn.Module) -> dict[str, Any]:
-    """Return what tells the code of each part of a job, by what the user calls it, and which Python it is of.
+    """Return what tells the code of each part of a job, by what the user calls it, and the versions it is of.
 
     For a part: in which modules of Python it is, a digest of the code, and one of how it shows itself, which is what
     layers of torch were made with.
@@ -41,9 +41,9 @@ def code_facts(job: Job, model: nn.Module) -> dict[str, Any]:
         "target": job.target,
         **{f"the metric {name!r}": metric for name, metric in job.metrics.items()},
     }
-    # Another Python compiles the same text to other instructions.
-    python = ".".join(map(str, sys.version_info[:2]))
-    return {"python": python, **{name: _told(value) for name, value in parts.items() if value is not None}}
+    # Another Python compiles the same text to other instructions, and code of torch goes by its version.
+    told = {name: _told(value) for name, value in parts.items() if value is not None}
+    return {VERSIONS: " ".join(f"{name} {each}" for name, each in versions().items()), **told}
 
 
 def _told(value: Any) -> list[str]:
@@ -56,18 +56,13 @@ def _told(value: Any) -> list[str]:
 
 def _texts(value: Any) -> tuple[str, str, str]:
     if isinstance(value, nn.Module):
-        modules = [*value.modules()]
-        home = " ".join(sorted({type(module).__module__ for module in modules}))
-        return home, str(sorted({object_code(module) for module in modules})), _ADDRESS.sub("", str(value))
-    if isinstance(value, str | list | tuple):
-        return "", "", repr(value)
+        home = " ".join(sorted({type(module).__module__ for module in value.modules()}))
+        # How far its lists have grown is no part of what a model is.
+        return home, code_of(value, lists=False), _ADDRESS.sub("", str(value))
     function = value
     while isinstance(function, partial):
         function = function.func
-    home = str(getattr(function, "__module__", ""))
-    if isinstance(value, partial) or hasattr(value, "__code__"):
-        return home, code_of(value), ""
-    return home, object_code(value) or code_of(value), ""
+    return str(getattr(function, "__module__", "")), code_of(value), ""
 
 
 def _digest(text: str) -> str:

@@ -25,6 +25,7 @@ from kway.jobs.own_code import facts_with_code
 from kway.jobs.own_loop import check_own_loop
 from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
+from kway.jobs.together import together
 from kway.launch.in_time import ends_in_time
 from kway.launch.one_run import check_only_run, only_run
 from kway.launch.own_watch import watching
@@ -83,7 +84,8 @@ def parallel(
 
 
 class Session:
-    """One rank's side of a loop. Its methods are collectives: every rank calls them, in the same order.
+    """One rank's side of a loop. Its methods are collectives: every rank calls them, in the same order. Those that are
+    ``together`` raise ``MispairedError`` where another rank made another call.
 
     ``rank`` of ``size``; ``is_main`` on rank 0; ``model`` is this rank's module.
     """
@@ -188,9 +190,7 @@ class Session:
     def _compare_shapes(self) -> None:
         """Say what came up meanwhile, and once that parts of one batch came in several shapes.
 
-        A collective, until that has been said.
-
-        Where ranks meet anyway: the end of an epoch, or of the block, is none of these places.
+        A collective, until that has been said. Where ranks meet anyway: the end of an epoch, or of the block, is not.
         """
         self._notice()
         if not self._is_uneven:
@@ -209,6 +209,7 @@ class Session:
         """How steps really run: see ``step_kind`` of ``kway.train``."""
         return self.engine.ran
 
+    @together("evaluate")
     def evaluate(self) -> dict[str, float]:
         """Return ``loss`` and every metric over the validation data, the same on all ranks.
 
@@ -219,11 +220,10 @@ class Session:
         """
         if self._held is None:
             raise UsageError("evaluate() of a job without validation data", "set validation= in the job")
-        with self._status.doing("evaluate"):
-            self.engine.equalise()
-            with self.engine.averaged():
-                figures = self.engine.evaluate(self._held.epoch(0))
-            self._compare_shapes()
+        self.engine.equalise()
+        with self.engine.averaged():
+            figures = self.engine.evaluate(self._held.epoch(0))
+        self._compare_shapes()
         if self._waits and self._judged_at != self.steps:
             self._judged_at = self.steps
             self.engine.schedule.step(figures["loss"])
@@ -239,10 +239,12 @@ class Session:
         if self.is_main:
             print(*values, **{"flush": True, **options})
 
+    @together()
     def gather(self, value: Any) -> list[Any]:
         """Return one value of each rank, in rank order, on all ranks. Tensors come back on the CPU."""
         return self._group.objects(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
 
+    @together()
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self._group.barrier()
@@ -263,6 +265,7 @@ class Session:
         finally:
             self._turns.pass_on()
 
+    @together("save")
     def save(self, folder: Path | str) -> Path:
         """Write ``weights.safetensors`` into ``folder``, made where it is missing; return the file's path.
 
@@ -270,10 +273,7 @@ class Session:
         no folder, or cannot be written, ``ReplicaError`` where ranks hold other weights than each other, and
         ``RefusedError`` where they hold other buffers at exactness bits.
         """
-        with self._status.doing("save"):
-            return self._save(folder_of(folder) / "weights.safetensors")
-
-    def _save(self, path: Path) -> Path:
+        path = folder_of(folder) / "weights.safetensors"
         self._compare_shapes()
         state = self.engine.state()
         average = None
@@ -299,6 +299,7 @@ class Session:
         if failed is not None:
             raise failed
 
+    @together("save")
     def checkpoint(self, folder: Path | str, epoch: int, step: int = 0, keep: int | None = None) -> None:
         """Start to save all that the next step depends on as ``folder``/step-N; training can go on at once.
 
@@ -308,10 +309,7 @@ class Session:
         at exactness bits, and ``UsageError`` for ``keep`` below 1, a ``folder`` that is none, and state that cannot be
         stored; on all ranks.
         """
-        with self._status.doing("save"):
-            self._checkpoint(folder_of(folder), epoch, step, keep)
-
-    def _checkpoint(self, place: Path, epoch: int, step: int, keep: int | None) -> None:
+        place = folder_of(folder)
         if not math.isfinite(float(self._health)):
             raise NonFiniteError(
                 f"a loss since the last checkpoint, up to step {self.steps}, is no number",
@@ -343,6 +341,7 @@ class Session:
         prepared.add(RUN, run_of(position, run))
         self._writer.save(prepared)
 
+    @together()
     def resume(self, folder: Path | str) -> Position:
         """Go on from the newest complete checkpoint in ``folder``; where there is none, from the beginning.
 

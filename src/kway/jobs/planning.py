@@ -20,7 +20,7 @@ from kway.jobs.known_costs import gather
 from kway.jobs.ranking import ranked
 from kway.launch.one_run import only_run
 from kway.planned import Planned
-from kway.planning import history
+from kway.planning import doubts, history
 from kway.planning.order import judged
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.units import shown
@@ -112,7 +112,7 @@ def plan(
 def checked(asked: Asked, record: Planned, ranks: Any, say: Callable[[str], None], begun: float) -> Planned:
     """Return the record with what runs of its candidates measured; their errors are kept for later plans.
 
-    Not those of a busy moment: they would say of the model what the other programs did.
+    Not those of a busy moment, nor of predictions from one: they would say of the model what the other programs did.
     """
     job = asked.job
     others = busy.taken(asked.cluster.cpu["usable"])
@@ -122,10 +122,15 @@ def checked(asked: Asked, record: Planned, ranks: Any, say: Callable[[str], None
             f"checked while other programs kept {others} busy: steps may take far less without them, and later plans "
             "do not go by this check"
         )
+    rests_on_it = doubts.of_a_busy_moment(record)
+    if rests_on_it and not others:
+        lines.append(
+            "later plans do not go by this check: its predictions rest on times of a busy moment (see the notes)"
+        )
     measured = [row for row in record.candidates if row.get("measured_step_s")]
     made = datetime.now(UTC).isoformat(timespec="seconds")
     facts = history.facts_of(asked.cluster)
-    if not others:
+    if not others and not rests_on_it:
         history.keep(facts, [history.entry(row, record.model, made) for row in measured])
     return replace(
         record,

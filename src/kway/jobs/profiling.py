@@ -21,6 +21,7 @@ from kway.job import Job
 from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.arguments import check_job
 from kway.jobs.folder import claimed
+from kway.jobs.identity import identity_of
 from kway.jobs.place import choose, rank_threads
 from kway.launch.one_run import only_run
 from kway.profiling.run import Profiler, Wanted
@@ -101,7 +102,7 @@ def profile(
         waits = busy.said(others)
         for line in waits:
             say(line)
-        modes = _modes(model)
+        modes, identity = _modes(model), identity_of(model)
         try:
             found = Profiler(job, model, plan, wanted, say).run()
         finally:
@@ -122,6 +123,7 @@ def profile(
             step_kinds_left={**left, **found.left},
             seconds=time.perf_counter() - begun,
             busy=others,
+            identity=identity,
             notices=list(dict.fromkeys([*device_warnings(device_set, cluster), *waits, *found.notices])),
             **found.fields,
         )

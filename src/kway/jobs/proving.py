@@ -1,6 +1,5 @@
 """``kway.prove``: compares k devices with one, tensor by tensor."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,11 +14,11 @@ from kway.data.parts import Parts
 from kway.data.stream_reader import held
 from kway.devices.select import parse_list, warnings
 from kway.devices.topology import discover
-from kway.errors import KwayError, OutOfMemoryError, RefusedError, UsageError
+from kway.errors import KwayError, OutOfMemoryError, RefusedError, UsageError, line_of
 from kway.job import Job
 from kway.jobs.arguments import check_given
 from kway.jobs.folder import claimed
-from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge
+from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge, far_and_right
 from kway.jobs.place import Place, choose, rank_threads
 from kway.launch.one_run import only_run
 from kway.launch.torchrun import from_environment
@@ -32,6 +31,7 @@ from kway.step.settings import Settings
 from kway.strategies.layout import check_level, check_model, fit, named_sizes, title
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.facts import facts_of
+from kway.training.on_a_copy import copied
 from kway.training.parts import training_parts
 from kway.training.spec import positive
 from kway.training.subject import function_name, subject_of
@@ -105,7 +105,7 @@ def prove(
     parts = held(whole, job.seed, steps)
     # The reference trains and casts the model: an instance stays as the user has it.
     model = build(
-        replace(job, model=copy.deepcopy(job.model)) if isinstance(job.model, torch.nn.Module) else job
+        replace(job, model=_copied(job.model, job)) if isinstance(job.model, torch.nn.Module) else job
     )
     alone = Place(
         choose([sets[0][0]], "single", exactness, shards, step_kind, settings),
@@ -120,7 +120,7 @@ def prove(
         held_out,
     )
     if isinstance(job.model, torch.nn.Module):
-        job = replace(job, model=copy.deepcopy(model), init=None)
+        job = replace(job, model=_copied(model, job), init=None)
     # The fingerprints of a certificate must not depend on which devices were asked for.
     batches = draw(parts, steps, shards if exactness == "bits" else max(len(chosen) for chosen in sets))
     # Whether a batch is cut in time is judged row by row: a plain loop over whole batches cuts none.
@@ -142,7 +142,7 @@ def prove(
         )
 
         def run(where: Place, spec: candidate.CandidateSpec) -> dict[str, Any]:
-            own = [] if where.starts_ranks else [copy.deepcopy(case.model)]
+            own = [] if where.starts_ranks else [_copied(case.model, job)]
             result: dict[str, Any] = where.run(run_rank, spec, *own, echo=echo, ranks=ranks)[0]
             return result
 
@@ -166,7 +166,16 @@ def prove(
             steps=steps,
             candidates=rows,
             notices=list(
-                dict.fromkeys([*_blamed(judge, rows), *notices, *warned, *parts.notices, *judge.notices])
+                dict.fromkeys(
+                    [
+                        *_blamed(judge, rows),
+                        *notices,
+                        *warned,
+                        *parts.notices,
+                        *judge.notices,
+                        *far_and_right(judge, rows),
+                    ]
+                )
             ),
             certificate=certificate,
             against=None if other is None else {"file": str(against), "disagreement": disagreement},
@@ -180,6 +189,19 @@ def prove(
         if out is not None:
             proof.save(folder)
     return proof
+
+
+def _copied(model: torch.nn.Module, job: Job) -> torch.nn.Module:
+    """Return a copy of the model. Raises ``UsageError`` where there is none."""
+    alone = replace(job, loss=None, penalty=None, inputs=None, target=None, metrics={})
+    try:
+        return copied(model, alone)[0]
+    except Exception as error:
+        raise UsageError(
+            f"a model that cannot be copied ({line_of(error)})",
+            "a proof trains copies of it, so that yours stays as it is",
+            "let the job make the model: pass its class, or a function",
+        ) from error
 
 
 def _strategies(names: str, exactness: str, shards: int) -> list[str]:

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kway.jobs.asked import Asked
-from kway.jobs.known_costs import Known
+from kway.jobs.known_costs import Known, used
+from kway.measurements import beside_others
 from kway.planned import Planned
 from kway.planning import doubts, history
 from kway.planning.candidates import Candidate
@@ -49,6 +50,7 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
                 "device_name": each.device_name,
                 "made": each.made,
                 "new": each.made >= since,
+                "busy": each.busy,
             }
             for each in known.workloads.values()
         ],
@@ -58,6 +60,7 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
                 "made": each.made,
                 "age_s": each.age_s,
                 "new": each.made >= since,
+                "busy": "; ".join(others for _, others, _ in beside_others(used(kind, each))),
             }
             for kind, each in known.measurements.items()
         ],
@@ -67,6 +70,7 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
         seconds=time.perf_counter() - begun,
         notices=[*known.notices, *([] if estimate_only else doubts.impossible(order.rows, known.given))],
         estimate_only=estimate_only,
+        identity=dict(asked.identity),
     )
 
 

@@ -155,7 +155,7 @@ def _check_job(
         "going on would give a result that neither job gives from the start",
         "go on with the same job, or start a new run from its weights (init=, --init)"
         if unfit is None
-        else "go on with the same job; to begin from its weights, too, takes the model that they are of",
+        else "go on with the job that wrote it; its weights do not fit this model, also not to begin a new run from",
     )
 
 

@@ -1,19 +1,22 @@
 """A task on ranks that are threads of this process: what each gets, and what is refused for want of processes."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from kway.comm.threads import ThreadGroup
 from kway.data.arrays import InMemory
-from kway.errors import RefusedError, UsageError
+from kway.data.streams import is_stream
+from kway.errors import RefusedError, UsageError, line_of
 from kway.launch import threads
 from kway.launch.shared_process import SharedProcess
 from kway.launch.status import Status
+from kway.step.copying import computed
 from kway.step.process_wide import drawing, held
 from kway.step.seeds import preserved_everywhere
 from kway.world import World
@@ -90,16 +93,46 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     for value in _reached(arguments):
         if isinstance(value, torch.Generator):
             memo[id(value)] = _generator(value)
-        elif not isinstance(value, nn.Module):
+        elif isinstance(value, nn.Module):
+            memo |= computed([value])
+        else:
             memo[id(value)] = value
     try:
-        return copy.deepcopy(arguments, memo)
+        # What fails leaves half-made copies in it.
+        return copy.deepcopy(arguments, dict(memo))
     except Exception as error:
+        stream = _not_copied(arguments, memo)
+        if stream is not None:
+            raise RefusedError(
+                f"strategy threads with data of type {stream} that cannot be copied ({line_of(error)})",
+                "every replica reads a stream of its own",
+                "open what cannot be copied where the reading begins (__iter__), and not before, or give its class a "
+                "__deepcopy__",
+            ) from error
         raise RefusedError(
             f"strategy threads with what cannot be copied: {type(error).__name__}: {error}",
             "every replica has a model, a loss and an order of samples of its own",
             "use strategy data, or leave out of model and loss what copy.deepcopy cannot copy",
         ) from error
+
+
+def _not_copied(arguments: tuple[Any, ...], memo: Mapping[int, Any]) -> str | None:
+    """Return the class of a stream that cannot be copied, or ``None`` where all can."""
+    for value in _walked(arguments):
+        if isinstance(value, DataLoader | nn.Module) or not _is_stream(value):
+            continue
+        try:
+            copy.deepcopy(value, dict(memo))
+        except Exception:
+            return type(value).__name__
+    return None
+
+
+def _is_stream(value: Any) -> bool:
+    try:
+        return not isinstance(value, Mapping | list | tuple) and is_stream(value)
+    except UsageError:
+        return False
 
 
 def _generator(own: torch.Generator) -> torch.Generator:
@@ -109,19 +142,29 @@ def _generator(own: torch.Generator) -> torch.Generator:
 
 
 def _reached(arguments: tuple[Any, ...]) -> Iterable[Any]:
-    """Yield what replicas share, or what has a way of its own to be copied: data sets, arrays and generators.
+    """Yield what replicas share, or what has a way of its own to be copied: data sets, arrays, generators and models.
 
     Models are not looked into: theirs are tensors of their own.
     """
+    return (value for value in _walked(arguments) if _is_shared(value))
+
+
+def _is_shared(value: Any) -> bool:
+    return isinstance(value, torch.Generator | nn.Module) or _is_data(value)
+
+
+def _walked(arguments: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield what lies in ``arguments``; what is shared is not looked into."""
     waiting, seen = list(arguments), {id(arguments)}
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or isinstance(value, (*_PLAIN, nn.Module)):
+        if id(value) in seen or isinstance(value, _PLAIN):
             continue
         seen.add(id(value))
-        if isinstance(value, torch.Generator) or _is_data(value):
-            yield value
-        elif isinstance(value, Mapping):
+        yield value
+        if _is_shared(value):
+            continue
+        if isinstance(value, Mapping):
             waiting += value.values()
         elif isinstance(value, list | tuple):
             waiting += value

@@ -206,6 +206,8 @@ def _told(how: str, choice: Choice, why: str, seconds: float = 0.0, made: str = 
 def _lines(tuned: Tuned, wish: Wish) -> list[str]:
     """Say in a line what was chosen for a run: nothing, where nothing was looked for or found."""
     text = choice_text(tuned.choice)
+    if tuned.how == "remembered" and tuned.why:
+        return [f"steps run as they are: {tuned.why} (--step-kind compiled: all the same)"]
     if tuned.how == "remembered":
         return [f"{text}, as measured on {tuned.made[:10]} (--no-tune: as it is)"] if tuned.choice else []
     if tuned.how == "left":

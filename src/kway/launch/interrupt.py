@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+from kway.launch.loading import is_loading, once_loaded, send_again
 from kway.world import StopRequest
 
 # A second signal this soon after the first belongs to it: Ctrl-C twice, or a terminal that sends two kinds.
@@ -30,6 +31,14 @@ class EndedBySignal(SystemExit):
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.number, self.name = number, signal.Signals(number).name
+
+
+class Interrupted(KeyboardInterrupt):
+    """A ``KeyboardInterrupt`` for a process that decides about its exit code itself.
+
+    Python notes the plain one where it passes through code that was given as text (``exec``, which named tuples and
+    data classes use), and ends the process by the signal then, even if it was caught and there is an exit code.
+    """
 
 
 class OwnHandler(ABC):
@@ -67,38 +76,75 @@ class OwnHandler(ABC):
 
 
 class _Raise(OwnHandler):
-    """Raises on the first signal, and again on one that comes much later."""
+    """Raises on the first signal, and again on one that comes much later.
 
-    def __init__(self) -> None:
+    One that comes while a library is loaded which would lose the exception is kept until that is done.
+    """
+
+    def __init__(self, interrupt: type[KeyboardInterrupt] = KeyboardInterrupt) -> None:
         super().__init__()
+        self._interrupt = interrupt
         self._last: float | None = None
+        self._kept: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.called = now = time.monotonic()
+        now = time.monotonic()
+        if is_loading(frame):
+            if self._kept is None:
+                self._kept = number
+                once_loaded(self._again)
+            return
+        self.called = now
         if self._last is not None and now - self._last < ONE_S:
             return
-        self._last = now
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise EndedBySignal(number)
+        self._raise(number)
+
+    def settle(self, raises: bool) -> None:
+        """Raise for a signal that is kept still, or let it be."""
+        number, self._kept = self._kept, None
+        if raises and number is not None:
+            self._raise(number)
+
+    def _again(self) -> None:
+        number, self._kept = self._kept, None
+        if number is not None:
+            send_again(number)
+
+    def _raise(self, number: int) -> None:
+        self._last = time.monotonic()
+        raise self._interrupt if number == signal.SIGINT else EndedBySignal(number)
 
 
 @contextlib.contextmanager
-def signals_raise() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into ``EndedBySignal``, and SIGINT into ``KeyboardInterrupt``.
+def signals_raise(interrupt: type[KeyboardInterrupt] = KeyboardInterrupt) -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into ``EndedBySignal``, and SIGINT into ``interrupt``.
 
     While the block runs, where signals reach this thread. A user's own handler stays, and so does a signal that is
     ignored: a process under ``nohup`` outlives its terminal.
     """
-    with _handled_by(_Raise(), [n for n, usual in _DEFAULTS.items() if signal.getsignal(n) == usual]):
+    act = _Raise(interrupt)
+    ours = [n for n, usual in _DEFAULTS.items() if signal.getsignal(n) == usual]
+    with _handled_by(act, ours), _settled(act):
         yield
+
+
+@contextlib.contextmanager
+def _settled(act: _Raise) -> Iterator[None]:
+    """Leave no signal behind that ``act`` keeps. Where an exception is on its way, that is the end already."""
+    try:
+        yield
+    except BaseException:
+        act.settle(raises=False)
+        raise
+    act.settle(raises=True)
 
 
 @contextlib.contextmanager
 def default_interrupts_raise() -> Iterator[None]:
     """Turn SIGINT into ``KeyboardInterrupt`` by a handler of kway's, where Python's own would do it."""
     usual = signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    with _handled_by(_Raise(), [signal.SIGINT] if usual else []):
+    act = _Raise()
+    with _handled_by(act, [signal.SIGINT] if usual else []), _settled(act):
         yield
 
 

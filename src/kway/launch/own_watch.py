@@ -2,10 +2,12 @@
 
 The rank that is late speaks for itself, with its stack, and leaves; its launcher ends the others. Where it cannot
 (its process is stopped, or stuck in code that never lets another thread run) the first of the others does, without.
+Ranks that all wait, in calls that do not belong together, end whether or not a time was given: nothing else ends them.
 """
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -16,19 +18,22 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from kway.errors import StallError
+from kway.errors import KwayError, MispairedError, StallError
 from kway.launch.lifeline import flush_output
-from kway.launch.stall import behind, described, is_late
-from kway.launch.status import Report, Status, here
+from kway.launch.stall import behind, check_together, described, is_late
+from kway.launch.status import Report, Status, here, is_announced
 from kway.world import World
 
 _LOOK_S = 5.0
 _GRACE_S = 10.0
+_NAME = "kway-stall"
 
 
 @contextlib.contextmanager
 def watching(world: World, timeout: timedelta | None) -> Iterator[Status]:
     """Yield the status of this process; with ``timeout``, end the work inside when a rank is late.
+
+    Without one, ranks that no parent of kway's looks at end where they wait for each other in vain.
 
     A process that is alone is interrupted and raises ``StallError``, or ends where it cannot be; one of several
     ends with exit code 1, so that whoever started the ranks ends the others.
@@ -36,10 +41,10 @@ def watching(world: World, timeout: timedelta | None) -> Iterator[Status]:
     status = here(world.rank)
     status.at("start")
     try:
-        if timeout is None:
+        if timeout is None and (world.size == 1 or is_announced() or _looks()):
             yield status
             return
-        watch = _Watch(world, status, timeout.total_seconds())
+        watch = _Watch(world, status, math.inf if timeout is None else timeout.total_seconds())
         try:
             with watch:
                 yield status
@@ -60,7 +65,7 @@ class _Watch:
         self._turn = 0
         self._over = threading.Event()
         self._watched = threading.current_thread()
-        self._thread = threading.Thread(target=self._run, name="kway-stall", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -68,7 +73,7 @@ class _Watch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(_LOOK_S)
-        if self._store is not None:
+        if self._store is not None and (self._turn or self._timeout < math.inf):
             # The last word: this rank is nobody any longer that others could wait for.
             with contextlib.suppress(RuntimeError):
                 self._tell(self._status.report(), over=True)
@@ -82,6 +87,13 @@ class _Watch:
             except RuntimeError:
                 reports, silent = [self._status.report()], True
             now = time.monotonic()
+            try:
+                check_together(sorted(reports, key=lambda report: report.rank), now)
+            except MispairedError as error:
+                # All ranks find it out within one look. A launcher may end the others as soon as one has left.
+                if self._world.rank == 0 or not self._over.wait(_GRACE_S):
+                    self._leave(error, "", speaks=True)
+                return
             late = behind(reports)
             if late is None or not is_late(late, reports, now, self._timeout):
                 since = None
@@ -109,16 +121,17 @@ class _Watch:
             key = f"status/{rank}"
             if rank == self._world.rank or not self._store.check([key]):
                 continue
-            turn, step, calls, age, phase, waiting = json.loads(self._store.get(key))
+            turn, step, calls, age, phase, waiting, *inside = json.loads(self._store.get(key))
             if rank not in self._reports or self._reports[rank][0] != turn:
                 since = time.monotonic() - age
-                self._reports[rank] = turn, Report(rank, step, calls, since, phase, waiting)
+                self._reports[rank] = turn, Report(rank, step, calls, since, phase, waiting, *inside)
         return [mine, *(report for _, report in self._reports.values())]
 
     def _tell(self, mine: Report, over: bool = False) -> None:
         age = time.monotonic() - mine.since
         phase = "idle" if over else mine.phase
-        told = json.dumps([-1 if over else self._turn, mine.step, mine.calls, age, phase, mine.waiting])
+        turn = -1 if over else self._turn
+        told = json.dumps([turn, mine.step, mine.calls, age, phase, mine.waiting, mine.collective])
         assert self._store is not None
         self._store.set(f"status/{mine.rank}", told)
 
@@ -140,15 +153,24 @@ class _Watch:
             signal.pthread_kill(self._watched.ident or 0, signal.SIGINT)
             if self._over.wait(_GRACE_S):
                 return
-        if late.rank == own or own == min(r.rank for r in reports if r.rank != late.rank):
-            with contextlib.suppress(
-                Exception
-            ):  # the user may have replaced it: the process must end all the same
-                print(
-                    *([stack] if stack else []), f"kway: error: {error.headline}", sep="\n", file=sys.stderr
-                )
+        self._leave(
+            error, stack, late.rank == own or own == min(r.rank for r in reports if r.rank != late.rank)
+        )
+
+    def _leave(self, error: KwayError, stack: str, speaks: bool) -> None:
+        """End this process."""
+        if speaks:
+            text = error.headline if isinstance(error, StallError) else str(error)
+            # The user may have replaced the stream: the process must end all the same.
+            with contextlib.suppress(Exception):
+                print(*([stack] if stack else []), f"kway: error: {text}", sep="\n", file=sys.stderr)
         flush_output()
         os._exit(error.exit_code)
+
+
+def _looks() -> bool:
+    """Whether this process looks at others already: a call inside of a loop, of which that one tells."""
+    return any(thread.name == _NAME for thread in threading.enumerate())
 
 
 def _store() -> Any:

@@ -39,7 +39,15 @@ COLLECTIVES = (
     "gather of objects",
     "barrier",
     "turn",
+    "p.evaluate",
+    "p.gather",
+    "p.barrier",
+    "p.save",
+    "p.checkpoint",
+    "p.resume",
 )
+# How the calls of a user's loop begin: where all ranks must have come to the same one.
+CALL = "p."
 _KINDS = {name: code for code, name in enumerate(COLLECTIVES)}
 # Number of the writing (from 1), step, collectives begun, time of the last sign, phase, inside a collective, which
 # one, number again.
@@ -77,6 +85,8 @@ class Report:
         """The phase in words: what a rank does that waits for the others inside a step is ``reduce``."""
         if not self.waiting:
             return self.phase
+        if self.collective.startswith(CALL):
+            return f"inside {self.collective}"
         return "reduce" if self.phase == STEP else f"{self.phase}, inside a collective"
 
 
@@ -282,6 +292,11 @@ def here(rank: int = 0, environ: Mapping[str, str] | None = None) -> Status:
         with suppress(OSError, ValueError):
             return Status.open(found[2], found[0])
     return Status(rank=rank)
+
+
+def is_announced(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a parent of kway's looks at what this process is at."""
+    return _announced(os.environ if environ is None else environ) is not None
 
 
 def watched(environ: Mapping[str, str] | None = None) -> bool:

@@ -1,11 +1,13 @@
 """What was measured on this machine before, one file an experiment, under what it depends on."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from kway.devices.remembered import digest, read, write
-from kway.measurements import wrong_in_figure
+from kway.forms import wrong
+from kway.measurements import EXPERIMENT, FIGURE, wrong_in_figure
 from kway.measuring.experiment import Experiment
 from kway.records import Cluster
 
@@ -38,14 +40,21 @@ def recall(known: Mapping[str, Any], experiment: Experiment, quick: bool) -> dic
     """
     for size in (False, True) if quick else (False,):
         held = read(_place(known, experiment, size), known)
-        try:
-            entry, figures = (dict(held["entry"]), list(held["figures"])) if held is not None else ({}, [])
-            broken = any(wrong_in_figure(figure, {experiment.name}) for figure in figures)
-            if entry and not broken and entry["made"]:
-                return {"entry": entry, "figures": figures}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
+        if held is not None and _holds(held, experiment):
+            return {"entry": held["entry"], "figures": held["figures"]}
     return None
+
+
+def _holds(held: Mapping[str, Any], experiment: Experiment) -> bool:
+    """Whether a file holds what was kept of an experiment: what is damaged counts as not remembered."""
+    if wrong(held, {"entry": EXPERIMENT, "figures": [FIGURE]}) or held["entry"]["name"] != experiment.name:
+        return False
+    try:
+        made = datetime.fromisoformat(held["entry"]["made"])
+    except ValueError:
+        return False
+    is_moment = made.tzinfo is not None  # without one nobody can tell how long ago it was
+    return is_moment and not any(wrong_in_figure(figure, {experiment.name}) for figure in held["figures"])
 
 
 def keep(

@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kway.measurements import beside_others
-from kway.planned import CLOSE, one_device, titled, type_of
+from kway.planned import CLOSE, Planned, one_device, titled, type_of
 from kway.workload import Workload
 
 # What helps, where it was remembered and where it was handed in.
-REFRESH = "--refresh finds it out anew"
+REFRESH = "kway plan --refresh, in Python refresh=True of kway.plan, finds it out anew"
 PROFILE_ANEW, MEASURE_ANEW = "profile it anew: kway profile", "measure anew: kway measure --refresh"
 
 
@@ -27,6 +27,13 @@ def of_measurements(entries: Iterable[Mapping[str, Any]], given: bool) -> list[s
         _line(f"measurements ({', '.join(names)}) are", others, made, given, MEASURE_ANEW)
         for names, others, made in beside_others(entries)
     ]
+
+
+def of_a_busy_moment(record: Planned) -> bool:
+    """Whether some of what a plan rests on was timed beside other programs: what its predictions are off by then tells
+    of these, and not of the model.
+    """
+    return any(each.get("busy") for each in [*record.workloads, *record.measurements])
 
 
 def _line(what: str, others: str, made: str, given: bool, anew: str) -> str:

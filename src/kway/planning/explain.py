@@ -33,8 +33,11 @@ def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int, close: float
         after = _from_batch_on(row)
         return f"{text}; {after}" if after else text
     if row["samples_per_s"] > best["samples_per_s"]:
-        near = f"predicted to be less than {_part(close)} faster than {titled(best)}, too close to tell"
-        return f"{near}: {_changes(best, row)}"
+        ratio = several_ratio(row, best)
+        return (
+            f"predicted to be {ratio:.2f} times as fast as {titled(best)}, too close to tell where predictions may "
+            f"be off by {_part(close)}: {_changes(best, row)}"
+        )
     return f"{_slower(row, best)}: {_changes(best, row)}"
 
 

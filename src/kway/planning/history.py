@@ -6,12 +6,18 @@ from statistics import fmean
 from typing import Any
 
 from kway.devices.remembered import digest, read, write
-from kway.planned import CLOSE
+from kway.forms import Maybe, wrong
+from kway.planned import CLOSE, CLOSE_AT_MOST
 from kway.planning.candidates import Candidate
 from kway.records import Cluster
 
 # As many as the figure that later plans show is of; older ones say how kway was.
 MOST = 500
+# What is read of a check.
+_CHECK = {
+    "error": float, "model": Maybe(str), "strategy": Maybe(str), "device_set": Maybe(list[str]),
+    "step_kind": Maybe(str),
+}  # fmt: skip
 
 
 def facts_of(cluster: Cluster) -> dict[str, Any]:
@@ -30,11 +36,7 @@ def recall(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the checks that were made on this machine, oldest first: one each with at least ``error``."""
     held = read(_place(facts), facts)
     found = held.get("checks") if held is not None else None
-    if not isinstance(found, list):
-        return []
-    return [
-        entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("error"), int | float)
-    ]
+    return [each for each in found if not wrong(each, _CHECK)] if isinstance(found, list) else []
 
 
 def keep(facts: Mapping[str, Any], checks: Iterable[Mapping[str, Any]]) -> None:
@@ -70,10 +72,10 @@ def too_close(
     """Return ``Planned.too_close``: by which part candidates may differ and not be told apart.
 
     That is ``CLOSE``, or the mean error of the checks of these candidates where that is more: who was off by a tenth
-    does not know which of two is faster that are closer.
+    does not know which of two is faster that are closer. ``CLOSE_AT_MOST`` in any case.
     """
     known = summary(of_candidates(checks, candidates, model))
-    return {"part": max(CLOSE, known["mean_error"] or 0.0), **known}
+    return {"part": min(CLOSE_AT_MOST, max(CLOSE, known["mean_error"] or 0.0)), **known}
 
 
 def entry(row: Mapping[str, Any], model: str, made: str) -> dict[str, Any]:

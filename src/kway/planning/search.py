@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kway.errors import UsageError
+from kway.errors import NotMeasuredError, UsageError
 from kway.planned import CLOSE, not_told_apart, one_device
 from kway.planning.candidates import Candidate, Left
 from kway.planning.explain import explained
@@ -39,18 +39,22 @@ def search(
     """Price and rank candidates. ``cores``: more CPU ranks are never chosen. ``title``: what errors call the model.
     ``close``: by which part candidates may differ and not be told apart.
 
-    Raises ``UsageError`` where nothing can be priced, and where nothing fits: with what is missing and what would help.
+    Raises ``UsageError`` where nothing can be priced, ``NotMeasuredError`` where only figures are missing for that, and
+    where nothing fits: with what is missing and what would help.
     """
     priced: list[tuple[Candidate, Price]] = []
     left: list[Left] = []
+    refused = []
     for each in candidates:
         try:
             priced.append((each, price(each, scaling.of(each.devices))))
         except UsageError as error:
             left.append(Left(each.strategy, each.device_set, each.step_kind, str(error)))
+            refused.append(error)
     if not priced:
         why = left[0].why if left else "there is no layout"
-        raise UsageError(f"no plan for {title}", why)
+        unmeasured = refused and all(isinstance(error, NotMeasuredError) for error in refused)
+        raise (NotMeasuredError if unmeasured else UsageError)(f"no plan for {title}", why)
     rows = [(each, _row(each, cost, room(each), scaling, cores)) for each, cost in priced]
     rows.sort(key=lambda pair: _rank(pair[1]))
     if not any(row["fits"] for _, row in rows):
@@ -66,7 +70,12 @@ def search(
         row["reason"] = reason
     one = one_device(table, table[chosen])
     serial = None if one is None else _serial(of[id(one)], of.values(), price, scaling)
-    bound = None if serial is None else amdahl_bound(serial)
+    # Amdahl's law is of one batch that is spread.
+    bound = None if serial is None or scaling.weak else amdahl_bound(serial)
+    if bound is not None and _best_speed_up(table, one) > bound:
+        # Times of one device that hardly fall with its samples are of a noisy moment, or of other threads than several
+        # devices have: no line goes through them.
+        serial, bound = None, None
     return Found(table, chosen, left, serial, bound, [each for each, _ in rows])
 
 
@@ -93,6 +102,12 @@ def _row(candidate: Candidate, cost: Price, room: int | None, scaling: Scaling, 
         "break_even": {"batch_size": None, "flop_per_sample": None},
         "notes": list(cost.notes),
     }
+
+
+def _best_speed_up(rows: Sequence[dict[str, Any]], one: dict[str, Any] | None) -> float:
+    """Return the largest speed-up over this one device that is predicted."""
+    over = [row for row in rows if row["fits"] and one_device(rows, row) is one]
+    return max((row["samples_per_s"] / one["samples_per_s"] for row in over if one is not None), default=0.0)
 
 
 def _rank(row: dict[str, Any]) -> tuple[bool, bool, float, int]:

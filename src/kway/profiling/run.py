@@ -298,7 +298,8 @@ def copied_for_steps(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, A
         raise UsageError(
             f"a model, loss, penalty or metric that cannot be copied ({line_of(error)})",
             "steps are timed on a copy, so that yours stay as they are",
-            "leave out of them what copy.deepcopy cannot copy",
+            "let the job make the model (pass its class, or a function), or leave out of them what copy.deepcopy "
+            "cannot copy",
         ) from error
 
 

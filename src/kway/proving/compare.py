@@ -15,7 +15,8 @@ EPSILONS = 64
 @dataclass
 class Comparison:
     """What comparing the tensors of several steps gave. ``max_ulps`` counts units in the last place of each
-    tensor's largest magnitude, over tensors that are not mostly noise in the reference itself.
+    tensor's largest magnitude, over tensors that are not mostly noise in the reference itself. ``by_noise``: those of
+    these that pass because the reference differs from itself as much, not by being that close.
     """
 
     tensors: int = 0
@@ -26,6 +27,7 @@ class Comparison:
     first_difference: dict[str, object] | None = None
     reason: str = ""
     noise_only: set[str] = field(default_factory=set)
+    by_noise: set[str] = field(default_factory=set)
 
     def fail(self, step: int, tensor: str, reason: str) -> None:
         """Note a difference; the first one is kept."""
@@ -87,6 +89,8 @@ class Comparison:
             self.noise_only.add(name)
         elif own.is_floating_point() or own.is_complex():
             self.max_ulps = max(self.max_ulps, ulps(own.dtype, magnitude, difference))
+            if tolerance(own, magnitude, 0.0) < difference <= allowed:
+                self.by_noise.add(name)
         # An infinite difference passes no test: where allowed is infinite too, the reference itself broke.
         if not (math.isfinite(difference) and difference <= allowed):
             self.fail(

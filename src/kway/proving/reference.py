@@ -167,6 +167,10 @@ class Reference:
         parameters = [
             parameter for _, parameter in self.model.named_parameters() if parameter.grad is not None
         ]
+        for parameter in parameters:
+            assert parameter.grad is not None
+            # Of a sum of views both gradients may lie in one memory: torch would clip that twice.
+            parameter.grad = parameter.grad.clone()
         if any(p.grad is not None and p.grad.is_sparse for p in parameters):
             _clip_rows(parameters, kind, limit)
             return

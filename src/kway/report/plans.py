@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kway.planned import Planned, not_told_apart, one_device, short_set, spelled_set, titled
+from kway.planned import CLOSE, Planned, not_told_apart, one_device, short_set, spelled_set, titled
 from kway.report.tables import table
 from kway.units import bytes_text, counted, seconds_text
 
@@ -137,6 +137,10 @@ def _whole(record: Planned) -> list[str]:
     lines = [
         f"chosen     {titled(best)}: {seconds_text(best['step_s'])} a step of {best['batch_size']:,} samples"
     ]
+    if record.serial_fraction is None and one_device(record.candidates, best) is not None:
+        lines.append(
+            "serial     not known: with fewer samples one device is not as much faster as several are predicted to be"
+        )
     if record.serial_fraction is not None:
         text = f"serial     {record.serial_fraction:.1%} of a step on one device stays whatever its samples"
         bound = record.amdahl_bound
@@ -184,7 +188,7 @@ def _busier_moment(record: Planned) -> list[str]:
         ]
     basis = [*record.workloads, *record.measurements]
     if too_slow and not too_fast and not (basis and all(each.get("new") for each in basis)):
-        return ["what it rests on may be of a busier moment than this: --refresh finds it out anew"]
+        return ["what it rests on may be of a busier moment than this: kway plan --refresh finds it out anew"]
     return []
 
 
@@ -193,15 +197,22 @@ def _too_close(record: Planned) -> list[str]:
     predictions were off by.
     """
     known = record.too_close
-    if not known["checks"] or known["part"] > known["mean_error"]:
+    part, off = known["part"], known["mean_error"]
+    if not known["checks"] or off <= CLOSE:
         return []
-    near = [titled(record.candidates[place]) for place in not_told_apart(record.candidates, known["part"])]
+    near = [titled(record.candidates[place]) for place in not_told_apart(record.candidates, part)]
     if len(near) == 1:
         return []
     more = f" and {counted(len(near) - MOST_NAMED, 'candidate')} more" if len(near) > MOST_NAMED else ""
+    checks = f"in {counted(known['checks'], 'check')} here"
+    why = f"and by so much predictions of such candidates were off {checks}"
+    if part < off:
+        why = (
+            f"predictions of such candidates were off by {100 * off:.3g}% {checks}, of which {100 * part:.3g}% count: "
+            "all rest on the same times, and are off together"
+        )
     return [
-        f"too close  {'; '.join(near[:MOST_NAMED])}{more}: within {100 * known['part']:.3g}% of the fastest, and by so "
-        f"much predictions of such candidates were off in {counted(known['checks'], 'check')} here"
+        f"too close  {'; '.join(near[:MOST_NAMED])}{more}: within {100 * part:.3g}% of the fastest, {why}"
     ]
 
 

@@ -32,7 +32,7 @@ from kway.step.roster import Roster
 from kway.step.scaling import advance
 from kway.step.seeds import UPDATE, Draws, Keyed, has_drawn
 from kway.step.signs import Signs
-from kway.step.tally import Tally
+from kway.step.tally import Tally, right_ones
 from kway.step.telling import Telling
 
 Tensor = torch.Tensor
@@ -75,6 +75,7 @@ class StepCore(ABC):
         # What numbers are drawn from, given the keys of a step's places.
         self.draws: Callable[[Sequence[int], torch.device], Draws] = Keyed
         self._stepped, self._other_loss = True, False
+        self.right: Callable[[Tensor, Tensor], Tensor] = right_ones
         # Whether what ``compilable`` lists is compiled in the step being taken.
         self.compiles = False
         self._roster, self._built = Roster(model), names_of(model.state_dict(keep_vars=True))
@@ -97,7 +98,11 @@ class StepCore(ABC):
         (Object, attribute, whether one code is to do for all shapes): layers have many widths, a loss has few shapes.
         """
         arithmetic = self.presence.arithmetic
-        return [(self.rule, "summed", False), *((arithmetic, name, True) for name in arithmetic.names())]
+        return [
+            (self.rule, "summed", False),
+            (self, "right", False),
+            *((arithmetic, name, True) for name in arithmetic.names()),
+        ]
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed.

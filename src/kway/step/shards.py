@@ -170,7 +170,7 @@ class ShardStep(StepCore):
                 self._doubles = True
                 slots[_IS_DOUBLE].fill_(1.0)
             if tally is not None:
-                measure(self.job.metrics, output, target, samples, tally, shard)
+                measure(self.job.metrics, output, target, samples, tally, shard, self.right)
         if slots is None:
             slots = torch.zeros(length(self.shards, _BESIDE), device=self.device)
         return slots, samples > 0

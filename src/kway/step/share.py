@@ -193,7 +193,7 @@ class ShareStep(StepCore):
                 # What does not count may be no number.
                 numbers = torch.zeros_like(numbers)
             elif tally is not None:
-                measure(self.job.metrics, output, target, samples, tally, self.place)
+                measure(self.job.metrics, output, target, samples, tally, self.place, self.right)
             sums = numbers if sums is None else sums + numbers
         if kept is not None:
             # A rank without samples has run all of its micro-batches on one that does not count.

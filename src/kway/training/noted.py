@@ -17,8 +17,8 @@ from kway.training.spec import TrainSpec
 from kway.training.subject import data_text
 
 _SEEN = 64
-# Of a job's facts: what tells the user's code, by part, and the Python that it is of.
-CODE = "code"
+# Of a job's facts: what tells the user's code, by part, and the versions of Python and torch that it is of.
+CODE, VERSIONS = "code", "versions"
 
 
 def noted_of(job: Job, model: nn.Module, held: Parts | None, spec: TrainSpec | None = None) -> dict[str, Any]:
@@ -44,10 +44,10 @@ def noted_changes(checkpoint: Checkpoint, now: Mapping[str, Any], facts: Mapping
 
 
 def _code(then: Any, now: Any) -> list[str]:
-    """Say which code changed; not where another Python, or an earlier version, keeps that from being told."""
-    if not isinstance(then, dict) or now is None or then.get("python") != now["python"]:
+    """Say which code changed; not where another Python or torch, or an earlier kway, keeps that from being told."""
+    if not isinstance(then, dict) or now is None or then.get(VERSIONS) != now[VERSIONS]:
         return []
-    parts = [name for name, told in now.items() if name != "python" and _changed(then.get(name), told)]
+    parts = [name for name, told in now.items() if name != VERSIONS and _changed(then.get(name), told)]
     if not parts:
         return []
     listed = f" and of {parts[-1]}" if len(parts) > 1 else ""

@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from kway.data.parts import Parts
 from kway.job import Job
 from kway.launch.status import Status
 from kway.records import Plan
+from kway.step.build import build
+from kway.step.copying import computed
+from kway.step.made import add_made, made_since, names_of
 from kway.step.seeds import preserved
 from kway.step.settings import Settings
 from kway.step.telling import EACH_STEP, Telling
@@ -64,13 +68,47 @@ def open_on_copy(
 def copied(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
     """Return copies of the model, and of what of the user's is called beside it: it may count, or keep what it saw.
 
-    Together: what one knows of another it knows of its copy. Functions stay what they are.
+    Together: what one knows of another it knows of its copy. Functions stay what they are. A model that cannot be
+    copied is made again, where the job makes it. Raises what keeps ``copy.deepcopy`` from it.
     """
     names = ("loss", "penalty", "inputs", "target")
     beside = {**{name: getattr(job, name) for name in names}, "metrics": dict(job.metrics)}
+    held = [model, *(each for each in (job.loss, job.penalty) if isinstance(each, nn.Module))]
+    memo = computed(held)
     with torch.no_grad():
         # With gradients, scripted layers would copy their parameters as results of something.
-        made: tuple[nn.Module, dict[str, Any]] = copy.deepcopy((model, beside))
+        try:
+            made: tuple[nn.Module, dict[str, Any]] = copy.deepcopy((model, beside), dict(memo))
+        except Exception:
+            if isinstance(job.model, nn.Module):
+                raise
+            again = _made_again(model, job)
+            made = again, copy.deepcopy(beside, memo | _counterparts(model, again))
     for own, new in zip(model.parameters(), made[0].parameters(), strict=True):
         new.requires_grad_(own.requires_grad)
     return made
+
+
+def _made_again(model: nn.Module, job: Job) -> nn.Module:
+    """Return what the job makes, as it made ``model``, with the state that this one has now."""
+    again, state = build(job), model.state_dict()
+    add_made(again, state, made_since(names_of(again.state_dict()), model, state))
+    held = dict([*model.named_parameters(), *model.named_buffers()])
+    for name, new in [*again.named_parameters(), *again.named_buffers()]:
+        if not is_lazy(held[name]):
+            # Where the first one was cast, or moved to a device.
+            new.data = new.data.to(held[name])
+    again.load_state_dict(state)
+    for own, each in zip(model.modules(), again.modules(), strict=True):
+        each.training = own.training
+    return again
+
+
+def _counterparts(model: nn.Module, again: nn.Module) -> dict[int, Any]:
+    """Return by id what takes the place of the parts of ``model`` for who knows them."""
+    pairs = [
+        *zip(model.modules(), again.modules(), strict=True),
+        *zip(model.parameters(), again.parameters(), strict=True),
+        *zip(model.buffers(), again.buffers(), strict=True),
+    ]
+    return {id(own): new for own, new in pairs}

@@ -1,6 +1,7 @@
 """Choices that were made before, by what they depend on: the second run starts tuned."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,25 @@ from kway.job import Job
 from kway.records import Plan
 from kway.training.subject import data_text
 from kway.training.surroundings import gpu_name, versions
-from kway.tuning.code import code_of, object_code
+from kway.tuning.code import code_of
 from kway.tuning.knobs import Choice, Subject, check_choice
 from kway.world import World
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A choice, and when it was made. ``compiling_s``: what it took to compile, where it is compiled and the step as it
+    is is not, else 0; ``gain_s``: by how much it was faster, a step.
+    """
+
+    choice: Choice
+    made: str
+    compiling_s: float = 0.0
+    gain_s: float = 0.0
+
+    def repays(self, steps: int) -> bool:
+        """Whether a run of so many steps wins what compiling may take."""
+        return self.compiling_s == 0 or steps * self.gain_s >= self.compiling_s
 
 
 def facts(
@@ -40,20 +57,22 @@ def facts(
 def job_facts(job: Job, model: nn.Module, parts: Parts, device: torch.device) -> dict[str, Any]:
     """Return what the time of a job's steps depends on wherever they are spread: model, batch, machine, versions.
 
-    Code counts as well: of the classes of model and data, loss, optimizer, penalty, schedule and metrics. Plain values.
+    Code counts as well, with what it calls: of model and data, loss, optimizer, penalty, schedule, metrics, and what
+    takes a batch apart. Plain values.
     """
     named = list(model.named_parameters())
+    beside = (job.penalty, job.schedule, job.inputs, job.target, *job.metrics.values())
     return {
         "model": str(model),
-        "code": sorted({object_code(module) for module in model.modules()}),
+        "code": code_of(model),
         "parameters": [[n, list(p.shape), list(p.stride()), str(p.dtype), p.requires_grad] for n, p in named],
         "optimizer": code_of(job.optimizer),
-        "loss": str(job.loss) if isinstance(job.loss, nn.Module) else code_of(job.loss),
-        "beside": [code_of(each) for each in (job.penalty, job.schedule, *job.metrics.values())],
+        "loss": [str(job.loss) if isinstance(job.loss, nn.Module) else "", code_of(job.loss)],
+        "beside": [code_of(each) for each in beside],
         "clip": job.clip,
         "ema": job.ema,
         "data": data_text(job.data),
-        "data_code": object_code(getattr(job.data, "dataset", job.data)),
+        "data_code": code_of(job.data, lists=False),
         "sample": _shapes(_sample(parts)),
         "batch_size": job.batch_size,
         "micro_batch": job.micro_batch,
@@ -83,8 +102,8 @@ def _place(known: dict[str, Any]) -> Path:
     return Path("tuned") / f"{digest(known)}.json"
 
 
-def recall(known: dict[str, Any], seconds: float | None) -> tuple[Choice, str] | None:
-    """Return the choice that was made under the same facts, and when; ``None`` where there is none.
+def recall(known: dict[str, Any], seconds: float | None) -> Kept | None:
+    """Return the choice that was made under the same facts; ``None`` where there is none.
 
     ``seconds``: those that the user has given; a choice of which parts were left out for want of time counts only if it
     had as many.
@@ -94,11 +113,15 @@ def recall(known: dict[str, Any], seconds: float | None) -> tuple[Choice, str] |
         return None
     try:
         enough = seconds is None or float(held["seconds"]) >= seconds
-        return (check_choice(held["choice"]), str(held["made"])) if enough else None
-    except (ValueError, KeyError, TypeError, UsageError):
+        if not enough:
+            return None
+        costs = float(held.get("compiling_s", 0.0)), float(held.get("gain_s", 0.0))
+        return Kept(check_choice(held["choice"]), str(held["made"]), *costs)
+    except (ValueError, KeyError, TypeError, UsageError, OverflowError):
         return None
 
 
-def keep(known: dict[str, Any], choice: Choice, made: str, seconds: float) -> None:
+def keep(known: dict[str, Any], kept: Kept, seconds: float) -> None:
     """Keep a choice that was made in ``seconds``; infinite where no more of them would have changed it."""
-    write(_place(known), known, made=made, seconds=seconds, choice=dict(choice))
+    costs = {"compiling_s": kept.compiling_s, "gain_s": kept.gain_s}
+    write(_place(known), known, made=kept.made, seconds=seconds, choice=dict(kept.choice), **costs)

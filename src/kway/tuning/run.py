@@ -26,10 +26,11 @@ from kway.training.on_a_copy import copied
 from kway.training.own_data import on_own_data
 from kway.training.parts import training_parts
 from kway.training.wish import Wish
-from kway.tuning.kept import facts, keep, recall
+from kway.tuning.kept import Kept, facts, keep, recall
 from kway.tuning.knobs import Choice, Subject, stages, untried
 from kway.tuning.search import Found, Reading, search
 from kway.tuning.trial import ORDERS, Trials, compiles
+from kway.units import counted
 from kway.world import StopRequest, World
 
 # By default at most this part of the expected run, and never more seconds than this.
@@ -38,8 +39,8 @@ PART, MOST_S = 0.05, 60.0
 LEAST_STEPS = 2000
 # Steps that are compared: a recorded step is recorded by then, others are the same from the first on.
 COMPARED = {"cuda": 6, "cpu": 2}
-# Seconds of a compilation before one was seen, and by layer; by mode how many times as long. On one H200 LeNet took 15 s
-# and ResNet-18 26 s; on a slower host before, 39 s.
+# Seconds of a compilation before one was seen, and by layer; by mode how many times as long. On one H200 LeNet took
+# 15 s and ResNet-18 26 s; on a slower host before, 39 s.
 FIRST_S = {"cuda": (10.0, 0.4), "cpu": (15.0, 1.0)}
 LONGER = {"searched": 5.0, "max-autotune": 10.0}
 # What a longer mode is said to take, by that. Its search goes by how many kernels there are and how many variants each
@@ -101,12 +102,14 @@ def tune(
         known = _known(job, plan, model, subject, own, parts) if world.is_main and not wish.allowed else None
         held = recall(known, wish.seconds) if wish.remembers and known is not None else None
         held = group.objects(held)[0]
-        if held is not None:
-            return Tuned(held[0], "remembered", made=held[1])
-        if wish.why_not:
-            return Tuned({}, "left", wish.why_not)
         steps = (parts.order.steps(0) or 0) * length[0]
         steps = steps if length[1] is None else min(steps, length[1])
+        if held is not None:
+            # Of no epochs: nothing is to be run. At bits a choice is part of them, whatever the length.
+            why = _not_repaid(held, steps) if length[0] and plan.exactness != "bits" else ""
+            return Tuned({} if why else held.choice, "remembered", why, made=held.made)
+        if wish.why_not:
+            return Tuned({}, "left", wish.why_not)
         if wish.seconds is None and not isinstance(parts.dataset, InMemory):
             # Its copy takes memory, and what it reaches by a global name would change with each sample that is read.
             return Tuned(
@@ -143,7 +146,8 @@ def tune(
             found = search(stages(subject), budget.measure, budget.cost, budget.again, budget.left, start)
         made = datetime.now(UTC).isoformat(timespec="seconds")
         if known is not None and not budget.stopped:
-            keep(known, found.best, made, math.inf if found.whole else budget.seconds)
+            kept = Kept(found.best, made, *_compiling(found, start, plan))
+            keep(known, kept, math.inf if found.whole else budget.seconds)
         spent = time.perf_counter() - begun
         if line := budget.overrun(spent):
             say(line)
@@ -158,6 +162,33 @@ def _known(
         return facts(job, plan, model, subject, world, parts)
     except Exception:
         return None
+
+
+def _compiling(found: Found, start: Reading, plan: Plan) -> tuple[float, float]:
+    """Return the seconds that compiling the choice took, and those that it wins in a step; zeros where none did."""
+    if not compiles(found.best, plan) or compiles({}, plan):
+        return 0.0, 0.0
+    tried = [
+        (row.choice, row.reading) for row in found.rows if row.reading is not None and row.reading.step_s
+    ]
+    # What has the same kernels finds them made, and takes less.
+    made = [
+        its.made_s
+        for choice, its in tried
+        if _kernels(choice) == _kernels(found.best) and compiles(choice, plan)
+    ]
+    gains = [start.median_s - its.median_s for choice, its in tried if choice == found.best]
+    return max(made, default=0.0), max(gains, default=0.0)
+
+
+def _not_repaid(held: Kept, steps: int) -> str:
+    """Return why a run of so many steps is not compiled though the choice is, or ``""``."""
+    if held.repays(steps):
+        return ""
+    return (
+        f"compiling took {held.compiling_s:.0f} s on {held.made[:10]}, and {counted(steps, 'step')} would win "
+        f"{steps * held.gain_s:.1f} s"
+    )
 
 
 def _not_repeatable(parts: Parts) -> str:

@@ -1,6 +1,6 @@
 """When processes pay: tasks over lists in a pool and in new processes, and samples from loader workers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing import forkserver
@@ -15,6 +15,7 @@ from kway.measuring.fit import crossing, knee
 from kway.measuring.loading import BATCH, BATCHES, counts, work
 from kway.measuring.tasks import TASKS, end_with_parent
 from kway.measuring.work import Call, waited
+from kway.units import counted
 
 START, LOADER = "start, until it answers or ends", "samples from loader workers"
 
@@ -113,12 +114,22 @@ def marked(bench: Bench, figures: Sequence[Figure]) -> list[Figure]:
         return []
     at = knee(list(rates), list(rates.values()))
     best = max(rates, key=lambda workers: rates[workers])
-    bench.notes.append(
-        f"{LOADER}: {at} deliver {rates[at] / rates[best]:.0%} of what {best} do, the most of all that were tried"
-    )
+    bench.notes.append(f"{LOADER}: {compared(at, best, rates)}")
     said = "knee"
     parameters = {"marks": LOADER, "at": said}
     return [bench.maker().computed(f"{LOADER}: {said}", parameters, "workers", at, notes=(said,))]
+
+
+def compared(at: int, best: int, rates: Mapping[int, float]) -> str:
+    """Say how fast the knee is beside the number of workers that is fastest, which it may be itself.
+
+    ``rates``: samples a second by number of workers; 0 of them: the loop reads by itself.
+    """
+    tried = f"({', '.join(map(str, rates))} were tried)"
+    if at == best:
+        return f"with {counted(at, 'worker')} the most samples a second are read {tried}"
+    part = f"{rates[at] / rates[best]:.0%}"
+    return f"with {counted(at, 'worker')} {part} as many samples a second are read as with {best}, the most {tried}"
 
 
 DECADES = (10, 32, 100, 320, 1000, 3200, 10_000, 32_000, 100_000, 320_000, 1_000_000)

@@ -1,0 +1,57 @@
+"""Many units apart and right: said where a proof passes so."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.jobs.judges import far_and_right
+
+# Each is there with both signs but for a rest of 1e-8: gradients are that rest, and the rounding of a hundred.
+HALF = 100 * torch.rand(31, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+X = torch.cat([HALF, -HALF, torch.full((1, 1), 63e-8, dtype=torch.float64)])
+
+
+def net():
+    return nn.Linear(1, 1, bias=False)
+
+
+def mean_output(output, target):
+    return output[:, 0]
+
+
+def proof_of(optimizer, ranks):
+    job = kway.Job(net, mean_output, optimizer, (X, torch.zeros(63)), batch_size=63)
+    return kway.prove(
+        job, devices="1,2", precision="fp64", own_optimizer=True, steps=1, ranks=ranks, echo=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "divides"),
+    [(partial(torch.optim.AdamW, lr=1e-3), True), (partial(torch.optim.SGD, lr=1e-3), False)],
+)
+def test_rounding_that_an_optimizer_magnifies_is_explained_where_it_passes(ranks, optimizer, divides):
+    proof = proof_of(optimizer, ranks)
+    assert proof.verdict == "pass"
+    # By plain SGD the weight is as far off as the gradient, which is nothing beside it.
+    assert any("model/weight" in row["by_noise"] for row in proof.candidates) == divides
+    assert (max(row["max_ulps"] for row in proof.candidates) > 1e3) == divides
+    notes = [text for text in proof.notices if " ulps are right here: " in text]
+    assert ["AdamW divides by the root of squared gradients" in text for text in notes] == [True] * divides
+
+
+def test_of_what_fails_nothing_is_said_to_be_right():
+    class Adam:
+        divides = "Adam"
+
+    far = {"equal": "ulps", "by_noise": ["gradient/w", "model/w"], "max_ulps": 41_300.0}
+    (said,) = far_and_right(Adam, [far, {"equal": "skipped"}])
+    assert said == (
+        "up to 4.130e+04 ulps are right here: another order of the samples moves 2 tensors (model/w, ...) by as much "
+        "on one device; Adam divides by the root of squared gradients, and magnifies rounding where it is tiny"
+    )
+    assert far_and_right(Adam, [far, {"equal": "no"}]) == []
+    assert far_and_right(Adam, [{**far, "by_noise": []}]) == []
