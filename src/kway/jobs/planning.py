@@ -18,7 +18,7 @@ from kway.jobs.folder import claimed
 from kway.jobs.given import measurements_given, workloads_given
 from kway.jobs.known_costs import gather
 from kway.jobs.ranking import ranked
-from kway.launch.one_run import only_run
+from kway.launch.one_run import alone
 from kway.planned import Planned
 from kway.planning import doubts, history
 from kway.planning.order import judged
@@ -29,7 +29,7 @@ from kway.units import shown
 PICTURES = ("speedup.png", "terms.png")
 
 
-@only_run()
+@alone
 def plan(
     job: Job,
     *,

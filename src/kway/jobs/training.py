@@ -31,7 +31,7 @@ from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find, optimizer_of, saves_none
 from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
-from kway.launch.one_run import only_run
+from kway.launch.one_run import alone
 from kway.records import Plan, Training
 from kway.report.lines import last_figures
 from kway.step.build import build, load_tensors, made_before
@@ -80,7 +80,7 @@ class Run:
         return f"Run({record.model}: {record.strategy} on {size}; {last_figures(record)})"
 
 
-@only_run()
+@alone
 def train(
     job: Job,
     *,

@@ -2,12 +2,16 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from kway.errors import UsageError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 # Marks on threads: on the main one which run goes on, on others whose run they are part of.
 _GOES_ON, _PART_OF = "_kway_run", "_kway_part_of"
 
@@ -46,6 +50,18 @@ def only_run() -> Iterator[None]:
         first.inside.pop()
         if not first.inside and marks.get(_GOES_ON) is first:
             marks.pop(_GOES_ON)
+
+
+def alone(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a call of ``function`` be the only run of its process: see ``only_run``."""
+
+    # Not as the context manager would do it by itself: a frame of Python's own would be in what the user's code raises.
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        with only_run():
+            return function(*args, **kwargs)
+
+    return called
 
 
 def check_only_run() -> None:
