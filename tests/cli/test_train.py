@@ -1,5 +1,6 @@
 """``kway train`` from its flags to its files, in this process."""
 
+import errno
 import json
 import os
 import re
@@ -8,7 +9,9 @@ import shlex
 import pytest
 from safetensors.torch import load_file
 
+from kway.checkpoints.saving import write_checkpoint
 from kway.cli.main import main
+from kway.errors import UsageError
 
 FILE = """
 import torch
@@ -238,3 +241,137 @@ def test_where_ranks_meet_is_for_ranks(tmp_path, capsys, monkeypatch):
     assert "--init-method 'file://x'" in capsys.readouterr().err
     assert "KWAY_INIT_METHOD" not in os.environ
     assert not (tmp_path / "run").exists()
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_costs_the_picture_and_the_last_checkpoint_and_says_so(here, capsys, monkeypatch):
+    writes = []
+
+    def write(folder, frozen):
+        writes.append(frozen.step)
+        if len(writes) == 2:
+            full()
+        write_checkpoint(folder, frozen)
+
+    def draw(training, path):
+        raise UsageError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("kway.checkpoints.writer.write_checkpoint", write)
+    monkeypatch.setattr("kway.report.curves.draw", draw)
+    assert main([*LINE, "--epochs", "4", "--checkpoint-every", "2", "--out", "run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    for words in (
+        "checkpoint of step 8 was not written",
+        "the curves were not drawn: cannot write run/curves.png",
+    ):
+        (line,) = (line for line in said if words in line)
+        assert line.startswith("warning ")
+    assert said[-1] == "wrote      run/: train.json, weights.safetensors, checkpoints/"
+    assert said[-2].startswith("8 steps, ")
+    (kept,) = json.loads((here / "run" / "train.json").read_text())["notices"]
+    assert kept.startswith("checkpoint of step 8 was not written")
+
+
+def test_a_warning_that_epochs_came_after_is_said_again_at_the_end(here, capsys, monkeypatch):
+    writes = []
+
+    def write(folder, frozen):
+        writes.append(frozen.step)
+        if len(writes) == 1:
+            full()
+        write_checkpoint(folder, frozen)
+
+    monkeypatch.setattr("kway.checkpoints.writer.write_checkpoint", write)
+    assert main([*LINE, "--epochs", "4", "--checkpoint-every", "1", "--out", "run"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "of step 2 was not written" in line]
+    assert [line.split()[0] for line in said] == ["warning", "note"]
+
+
+def test_ctrl_c_while_the_curves_are_drawn_says_that_all_else_is_there(here, capsys, monkeypatch):
+    def interrupted(training, path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kway.report.curves.draw", interrupted)
+    assert main([*LINE, "--epochs", "1", "--out", "run"]) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "kway: interrupted: the run has ended: run holds train.json, weights.safetensors"
+
+
+JOBS = """
+from functools import partial
+
+import torch
+from line import X, Line
+
+import kway
+
+
+def two_rates(named):
+    weight, bias = (parameter for _, parameter in named)
+    return torch.optim.AdamW([{"params": [weight]}, {"params": [bias], "lr": 0.5}], lr=0.25)
+
+
+plain = kway.Job(
+    Line, torch.nn.MSELoss(), partial(torch.optim.SGD, lr=0.05, momentum=0.9), (X, 2 * X), (X[:5], X[:5]), batch_size=4
+)
+made = kway.Job(
+    Line,
+    lambda output, target: (output - target).abs(),
+    two_rates,
+    (X, 2 * X),
+    batch_size=6,
+    seed=3,
+    schedule=partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.5),
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "lines"),
+    [
+        (
+            "plain",
+            ["--lr", "0.2", "--optimizer", "sgd"],
+            [
+                "job        jobs.py:plain (optimizer from the command line)",
+                "data       float32 12x1, float32 12x1: 12 to train on, 5 held out",
+                "loss       MSELoss(reduction=mean)",
+                "optimizer  SGD, lr 0.2",
+                "batch      4 (global), fp32, seed 0",
+            ],
+        ),
+        (
+            "plain",
+            ["--batch-size", "6"],
+            [
+                "job        jobs.py:plain (batch_size from the command line)",
+                "data       float32 12x1, float32 12x1: 12 to train on, 5 held out",
+                "loss       MSELoss(reduction=mean)",
+                "optimizer  SGD, lr 0.05, momentum 0.9",
+                "batch      6 (global), fp32, seed 0",
+            ],
+        ),
+        (
+            "made",
+            [],
+            [
+                "job        jobs.py:made",
+                "data       float32 12x1, float32 12x1: 12 to train on",
+                "loss       <lambda>",
+                "optimizer  AdamW, lr (0.125, 0.25) at first, betas (0.9, 0.999), weight_decay 0.01",
+                "schedule   LinearLR(start_factor=0.5)",
+                "batch      6 (global), fp32, seed 3",
+            ],
+        ),
+    ],
+)
+def test_the_header_of_a_job_says_what_it_is(here, capsys, name, flags, lines):
+    (here / "jobs.py").write_text(JOBS)
+    assert (
+        main(["train", f"jobs.py:{name}", *flags, "--devices", "cpu:1", "--epochs", "1", "--out", "run"]) == 0
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert said[: len(lines) + 1] == [*lines, "devices    1 (single, math)"]

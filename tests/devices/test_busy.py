@@ -1,8 +1,10 @@
 """What others leave of the processors, from Linux's own counters."""
 
+import os
+
 import pytest
 
-from kway.devices.busy import said, taken
+from kway.devices.busy import Moment, moment, said, taken
 
 
 def counters(file, busy, idle, processors=2):
@@ -43,3 +45,32 @@ def test_where_nothing_is_told_nothing_is_said(tmp_path, text):
     if text is not None:
         file.write_text(text)
     assert taken(2, file, look_s=0.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("usable", "processors", "busy_s", "own_s", "short"),
+    [
+        (2, 2, 20.0, 20.0, False),  # this process's own work
+        (2, 2, 20.0, 10.0, True),  # one processor is left
+        (2, 2, 14.0, 10.0, False),
+        (1, 2, 12.0, 0.0, False),
+        (2, 64, 600.0, 5.0, False),
+    ],
+)
+def test_what_others_did_over_some_time_is_what_this_process_did_not(
+    usable, processors, busy_s, own_s, short
+):
+    ticks = os.sysconf("SC_CLK_TCK")
+    before = Moment(1000, 9000, processors, 3.0)
+    # Ten seconds later.
+    after = Moment(1000 + int(busy_s * ticks), 9000 + 10 * processors * ticks, processors, 3.0 + own_s)
+    assert before.may_be_short(usable, after) == short
+    assert not before.may_be_short(usable, before)
+
+
+def test_a_moment_is_of_the_same_counters_and_of_this_process(tmp_path):
+    counters(tmp_path / "stat", 1000, 5000)
+    found = moment(tmp_path / "stat")
+    assert (found.worked, found.all, found.processors) == (1000, 6000, 2)
+    assert found.own > 0
+    assert moment(tmp_path / "none") is None

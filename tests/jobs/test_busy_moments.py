@@ -13,11 +13,12 @@ from tests.workloads import workload
 from torch import nn
 
 import kway
+from kway.devices.busy import Moment
 from kway.devices.simulated import simulated
 from kway.devices.torch_facts import cache_folder
 from kway.jobs import known_costs
 from kway.jobs.automatic import KEPT, NOT_KEPT
-from kway.jobs.slowed import slowed
+from kway.jobs.slowed import beside_others, slowed
 from kway.planning import history
 from kway.report.plans import lines_of
 
@@ -123,9 +124,12 @@ def test_a_check_says_who_else_was_at_work_and_what_is_new(monkeypatch):
     assert all(each["new"] for each in kway.plan(job(), refresh=True, **options).workloads)
 
 
-def ended(step_s, device_set=("cpu",), threads=2):
+def ended(step_s, device_set=("cpu",), threads=2, wall_s=9.0):
     return SimpleNamespace(
-        measured_step_s=step_s, device_set=list(device_set), machine={"threads": threads} if threads else {}
+        measured_step_s=step_s,
+        device_set=list(device_set),
+        machine={"threads": threads} if threads else {},
+        wall_s=wall_s,
     )
 
 
@@ -176,4 +180,47 @@ def test_the_note_is_in_the_record_of_a_run_that_was_planned(monkeypatch, tmp_pa
     run = kway.train(job(), plan=record, epochs=4, out=tmp_path / "run")
     assert run.record.measured_step_s > 2e-6
     (line,) = (line for line in run.record.notices if line.startswith("steps took "))
+    assert line in json.loads((tmp_path / "run" / "train.json").read_text())["notices"]
+
+
+IDLE, BUSY = (
+    (Moment(0, 0, 2, 0.0), Moment(0, 2000, 2, 0.0)),
+    (Moment(0, 0, 2, 0.0), Moment(2000, 2000, 2, 0.1)),
+)
+
+
+@pytest.mark.parametrize(
+    ("run", "moments", "looks", "said"),
+    [
+        (ended(0.2), BUSY, 1, True),
+        (ended(0.2, threads=1), BUSY, 1, True),
+        (ended(0.2), IDLE, 0, False),
+        (ended(0.2, wall_s=1.0), BUSY, 0, False),  # a look would be much beside it
+        (ended(0.2, ["cuda:0"]), BUSY, 0, False),
+        (ended(None), BUSY, 0, False),
+        (ended(0.2), (None, None), 0, False),
+    ],
+)
+def test_a_run_of_which_nothing_was_predicted_names_who_else_is_at_work(
+    monkeypatch, run, moments, looks, said
+):
+    looked = []
+    monkeypatch.setattr("kway.devices.busy.moment", lambda: moments[1])
+    monkeypatch.setattr(
+        "kway.devices.busy.taken", lambda usable: looked.append(usable) or "2.0 of 2 processors"
+    )
+    lines = beside_others(run, moments[0], {})
+    assert (len(looked), len(lines)) == (looks, said)
+    if said:
+        assert lines[0].startswith("steps took 200 ms while other programs keep 2.0 of 2 processors busy")
+        assert ("OMP_WAIT_POLICY=passive" in lines[0]) == (run.machine["threads"] > 1)
+
+
+def test_who_else_was_at_work_is_in_the_record_of_a_plain_run(monkeypatch, tmp_path):
+    # Far from where the counters were when the run began.
+    monkeypatch.setattr("kway.devices.busy.moment", lambda: Moment(10**12, 10**12, 2, 0.0))
+    monkeypatch.setattr("kway.jobs.slowed.LONG_S", 0.0)
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "2.0 of 2 processors")
+    run = kway.train(job(), devices="cpu:1", epochs=4, out=tmp_path / "run")
+    (line,) = (line for line in run.record.notices if "other programs keep" in line)
     assert line in json.loads((tmp_path / "run" / "train.json").read_text())["notices"]

@@ -162,3 +162,36 @@ def test_a_run_that_goes_on_and_saves_no_checkpoint_says_so(tmp_path):
     assert notices("first", steps=1, checkpoint_every="1steps") == []
     assert len(notices("silent", steps=2, resume=tmp_path / "first")) == 1
     assert notices("saving", steps=2, resume=tmp_path / "first", checkpoint_every="1steps") == []
+
+
+def test_how_earlier_runs_went_on_is_nothing_of_a_later_one(ranks, tmp_path):
+    heard = []
+    tell = lambda event, record: heard.append(record["text"]) if event == "notice" else None  # noqa: E731
+
+    def on(name, steps, **more):
+        given = {"devices": "cpu:1", "checkpoint_every": "1steps", "tune": False, **TRAINED, **more}
+        return kway.train(job(), out=tmp_path / name, steps=steps, **given).record
+
+    on("first", 1, devices="cpu:2", exactness="bits", ranks=ranks)
+    second = on("second", 2, resume=tmp_path / "first", patience=7)
+    assert any("resumed from step 1 " in line for line in second.notices)
+    assert any(line.startswith("goes on otherwise than up to step 1") for line in second.notices)
+    # Whatever goes on, this is true of the training as a whole.
+    earlier = "up to step 1 the run was at exactness bits"
+    assert earlier in second.notices
+    third = on(
+        "third", 3, resume=tmp_path / "second", patience=7, devices="cpu:2", ranks=ranks, callbacks=[tell]
+    )
+    assert any("on 2 devices instead of 1 other masks" in line for line in third.notices)
+    fourth = on("fourth", 4, resume=tmp_path / "third", patience=7, callbacks=[tell])
+    of_resuming = ("resumed from step", "goes on otherwise", "random numbers of the model")
+    for record, step, other in (
+        (third, 2, "on 2 devices instead of 1"),
+        (fourth, 3, "on 1 device instead of 2"),
+    ):
+        lines = [line for line in record.notices if line.startswith(of_resuming)]
+        assert len(lines) == 2
+        assert lines[0].startswith(f"resumed from step {step} ")
+        assert other in lines[1]
+        assert earlier in record.notices
+    assert [line.split()[3] for line in heard if line.startswith("resumed from")] == ["2", "3"]

@@ -362,3 +362,30 @@ def test_a_loss_that_returns_a_scalar_is_warned_about_once(ranks, capsys, size):
 def test_evaluation_warns_about_a_scalar_too(capsys):
     kway.evaluate(job_of(loss=scalar), devices="cpu:1")
     assert capsys.readouterr().err.count("kway: warning: the loss returned a scalar") == 1
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("steps", "data", "said", "before"),
+    [
+        (7, (X, Y), "steps=7 (--steps) will not be reached: 2 epochs of 3 steps end the run after 6;", True),
+        (6, (X, Y), None, False),
+        (5, (X, Y), None, False),
+        # How many a sampler gives in its next epoch nobody knows before.
+        (7, "sampler", "steps=7 (--steps) was not reached: 2 epochs ended the run after 6;", False),
+    ],
+)  # fmt: skip
+def test_steps_that_the_epochs_do_not_have_are_said(ranks, size, steps, data, said, before):
+    heard = []
+    if data == "sampler":
+        held = torch.utils.data.TensorDataset(X, Y)
+        data = DataLoader(held, batch_sampler=[range(8), range(8, 16), range(16, 23)])
+    given = {"batch_size": None} if isinstance(data, DataLoader) else {}
+    job = job_of(data=data, validation=None, metrics={}, **given)
+    tell = lambda event, record: heard.append(record.get("text") if event == "notice" else event)  # noqa: E731
+    run = train(ranks, job, size, steps=steps, callbacks=[tell], log_every=1)
+    assert run.record.steps == min(steps, 6)
+    lines = [line for line in run.record.notices if line.startswith("steps=")]
+    assert len(lines) == (said is not None)
+    assert said is None or lines[0].startswith(said)
+    assert (lines[0] in heard[: heard.index("step")] if lines else False) == before

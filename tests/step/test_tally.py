@@ -146,14 +146,56 @@ def test_ranks_add_by_name(ranks):
 def test_one_value_for_several_samples_is_a_doubt_that_is_said_once():
     doubts = []
     tally = Tally(["kept"], torch.device("cpu"), doubts=doubts)
-    for samples in (4, 3, 1):
+    for samples in (4, 3, 1, 4, 4, 3, 4):
         measure({"kept": lambda output, target: torch.ones(1)}, None, None, samples, tally)
     assert len(doubts) == 1
     assert "metric 'kept' returned one value of shape (1,) for several samples" in doubts[0]
-    assert tally.result(Group()) == {"kept": (3.0, 3.0)}
-    measure({"kept": lambda output, target: torch.tensor(0.5)}, None, None, 4, tally)
-    measure({"kept": lambda output, target: torch.ones(3)}, None, None, 4, tally)
-    assert len(doubts) == 1
+    assert tally.result(Group()) == {"kept": (7.0, 7.0)}
+    tally = Tally(["kept"], torch.device("cpu"), doubts=(others := []))
+    for _ in range(9):
+        measure({"kept": lambda output, target: torch.tensor(0.5)}, None, None, 4, tally)
+        measure({"other": lambda output, target: torch.ones(3)}, None, None, 4, tally)
+        measure({"pair": lambda output, target: (1.0, 1.0)}, None, None, 4, tally)
+    assert others == []
+
+
+def by_class(output, target):
+    return {f"right_{c}": (output == target)[target == c].double() for c in target.unique().tolist()}
+
+
+def of_the_first(output, target):
+    return (output == target)[target == 0].double()
+
+
+def mean_by_class(output, target):
+    return {f"mean_{c}": (output == target).double().mean().view(1) for c in range(2)}
+
+
+@pytest.mark.parametrize(
+    ("metric", "shares", "doubted"),
+    [
+        # Each class has one sample in each share: the parts are the whole.
+        (by_class, [[0, 1, 2]] * 9, 0),
+        # One, and nobody knows of how many classes: there is one now and then.
+        (by_class, [[0, 1, 1], [0, 2, 2], [1, 2, 2], [0, 0, 1], [0, 1, 2]], 0),
+        (of_the_first, [[0, 1, 1], [0, 2, 2], [0, 1, 2], [0, 0, 1]], 0),
+        (of_the_first, [[0, 1, 1]] * 3 + [[1, 1, 1]] + [[0, 1, 1]] * 9, 0),
+        # What was a doubt is none any more.
+        (of_the_first, [[0, 1, 1]] * 6 + [[0, 0, 1]], 0),
+        (of_the_first, [[0, 1, 1]] * 6, 1),
+        (mean_by_class, [[0, 1, 1]] * 4, 2),
+        # The last batch has as many samples as there are figures.
+        (mean_by_class, [[0, 1], [0, 1, 1], [0, 1, 1], [0, 1], [0, 1, 1], [0, 1, 1]], 2),
+        (mean_by_class, [[0]] * 9, 0),
+    ],
+)
+def test_values_of_chosen_samples_are_no_mean(metric, shares, doubted):
+    doubts = []
+    tally = Tally(["m"], CPU, doubts=doubts)
+    for share in map(torch.tensor, shares):
+        measure({"m": metric}, share, share, len(share), tally)
+    assert len(doubts) == doubted
+    assert all("one value of shape (1,) for several samples" in line for line in doubts)
 
 
 @pytest.mark.parametrize("shape", [(13, 5), (6, 5, 4), (1, 5)])

@@ -37,6 +37,14 @@ def state_by_name(optimizer: Optimizer, named: _Named) -> dict[str, Any]:
     }
 
 
+def options_by_name(optimizer: Optimizer, named: _Named) -> list[dict[str, str]]:
+    """Return the options of each group as texts, ``names`` of parameters among them. Raises as ``state_by_name``."""
+    return [
+        {name: str(value) for name, value in {**_options(group), "names": [n for n, _ in pairs]}.items()}
+        for group, pairs in _groups(optimizer, named)
+    ]
+
+
 def load_by_name(optimizer: Optimizer, named: _Named, saved: Mapping[str, Any]) -> None:
     """Give ``optimizer`` the state that ``state_by_name`` returned, whatever the order of its parameters and groups.
 

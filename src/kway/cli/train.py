@@ -46,7 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no-tune", action="store_true", help="measure nothing, and use nothing measured before"
     )
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="(default 10)")
-    parser.add_argument("--steps", type=int, metavar="N", help="stop after N optimizer steps")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="stop after N optimizer steps, or after --epochs"
+    )
     parser.add_argument(
         "--batch-size-per-device", type=int, metavar="N", help="global batch = N times the number of devices"
     )
@@ -179,15 +181,16 @@ class _Warned:
 
 
 class _Shown:
-    """Shows the events of a run, under a header that comes when it begins. ``said``: the notices that were shown."""
+    """Shows the events of a run, under a header that comes when it begins."""
 
     def __init__(
         self, args: argparse.Namespace, header: list[str], screen: Any, progress: "Progress"
     ) -> None:
-        self.progress, self.said = progress, set[str]()
+        self.progress, self._noted, self._last = progress, set[str](), set[str]()
         self._args, self._header, self._screen, self._begun = args, header, screen, False
 
     def __call__(self, event: str, record: dict[str, Any]) -> None:
+        from kway.cli._config import config_lines
         from kway.step.kinds import DEFAULT_KIND
 
         if not self._begun:
@@ -196,10 +199,21 @@ class _Shown:
         if event == "start":
             kind = "" if self._args.step_kind in ("auto", DEFAULT_KIND) else f", {self._args.step_kind}"
             where = f"devices    {record['devices']} ({record['strategy']}, {self._args.exactness}{kind})"
-            print(where, file=self._screen, flush=True)
+            # Of a job that a file holds the flags say nothing, and what its functions make shows now.
+            own = config_lines(record["job"]) if self._header[0].startswith("job") else []
+            print("\n".join([*own, where]), file=self._screen, flush=True)
         if event == "notice":
-            self.said.add(record["text"])
+            self._noted.add(record["text"])
+        if event == "epoch":
+            self._last.clear()
+        if event == "warning":
+            self._last.add(record["text"])
         self.progress({"event": event, **record})
+
+    @property
+    def said(self) -> set[str]:
+        """What need not be said once more at the end: notices, and warnings since the last epoch's line."""
+        return self._noted | self._last
 
     def close(self) -> None:
         """Leave the screen on a clean line."""

@@ -3,12 +3,15 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 STAT = Path("/proc/stat")
 # What is left for this process may be this part of what it could use, before a line says so.
 ENOUGH = 0.75
 _LOOK_S = 0.2
+# In a second, in what Linux tells (proc_stat(5)).
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def taken(
@@ -28,6 +31,30 @@ def taken(
     if processors - busy >= ENOUGH * min(usable, processors):
         return ""
     return f"{busy:.1f} of {processors} processors"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What processors and this process had worked by then. ``own``: seconds of its own, and of children that ended."""
+
+    worked: int
+    all: int
+    processors: int
+    own: float
+
+    def may_be_short(self, usable: int, now: "Moment") -> bool:
+        """Whether others may have left less than enough of ``usable`` since. Cheap; ``taken`` says it for certain."""
+        if now.all <= self.all:
+            return False
+        seconds = (now.all - self.all) / _TICKS / now.processors
+        busy = (now.worked - self.worked) / _TICKS - (now.own - self.own)
+        return now.processors - busy / seconds < ENOUGH * min(usable, now.processors)
+
+
+def moment(file: Path = STAT) -> Moment | None:
+    """Return what was worked by now; ``None`` where Linux does not tell."""
+    found, own = _times(file), os.times()
+    return None if found is None else Moment(*found, sum(own[:4]))
 
 
 def said(others: str) -> list[str]:

@@ -48,7 +48,7 @@ def asked(spec: TrainSpec, train: Parts, held: Parts | None) -> dict[str, Any]:
     """Return in plain values what decides which steps a rank takes, and at which of them it meets the others."""
     job = spec.job
     return {
-        **{name: value for name, value in spec.facts.items() if name != "frozen"},
+        **{name: value for name, value in spec.facts.items() if name not in ("frozen", "code")},
         "frozen parameters": len(spec.facts["frozen"]),
         "optimizer": named(job.optimizer),
         "epochs": spec.epochs,

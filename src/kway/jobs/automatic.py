@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kway.devices import busy
 from kway.devices.topology import discover
 from kway.errors import NotMeasuredError, UsageError
 from kway.job import Job
@@ -17,7 +18,7 @@ from kway.jobs.identity import differs, identity_of
 from kway.jobs.known_costs import Known, gather
 from kway.jobs.place import Place, place
 from kway.jobs.ranking import ranked
-from kway.jobs.slowed import slowed
+from kway.jobs.slowed import beside_others, slowed
 from kway.jobs.tuning import first_kind
 from kway.launch.torchrun import from_environment
 from kway.planned import Planned, short_set, spelled_set, titled
@@ -48,7 +49,7 @@ NOT_KEPT = (
 class Going:
     """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it.
 
-    ``of_a_busy_moment``: whether what was predicted rests on times beside other programs.
+    ``of_a_busy_moment``: whether what was predicted rests on times beside other programs; ``since``: when it began.
     """
 
     job: Job
@@ -60,6 +61,7 @@ class Going:
     row: Mapping[str, Any] | None = None
     lines: tuple[str, ...] = ()
     of_a_busy_moment: bool = False
+    since: busy.Moment | None = field(default_factory=busy.moment)
 
     def place(self, patient: bool, settings: Mapping[str, Any] | None) -> Place:
         """Return where the run goes. Raises ``UsageError``. ``patient``: see ``kway.jobs.place.place``."""
@@ -76,6 +78,8 @@ class Going:
         tuning or the user chose another one. Nor is what a busy moment made of the prediction, or of the run.
         """
         row = self.row
+        if row is None and where.joined is None:
+            return replace(record, notices=[*record.notices, *beside_others(record, self.since)])
         if row is None or record.device_set != row["device_set"] or record.layout != row["layout"]:
             return record
         measured = record.measured_step_s

@@ -17,6 +17,7 @@ from kway.job import Job, check_path
 from kway.jobs.arguments import check_job
 from kway.jobs.place import place
 from kway.jobs.predictions import Piece, alike, merged
+from kway.launch.one_run import check_only_run
 from kway.step.build import build, check_names, load_weights
 from kway.step.modes import modes_of, set_modes
 from kway.step.precision import cast, precision_of
@@ -70,6 +71,8 @@ def predict(
 
 
 def _on_ranks(task: Any, job: Job, weights: Weights, parts: Parts, devices: Any, strategy: str) -> list[Any]:
+    # Numbers that a run draws in another thread would not be those that it draws alone.
+    check_only_run()
     where = place(devices, strategy)
     if where.is_main:
         for text in (*where.notices, *parts.notices):

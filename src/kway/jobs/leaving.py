@@ -10,7 +10,11 @@ from kway.checkpoints.reading import open_checkpoint
 from kway.errors import StoppedError, UsageError
 from kway.launch.interrupt import EndedBySignal
 from kway.training.saving import FOLDER, to_go_on
+from kway.training.validation import BEST
 from kway.world import StopRequest
+
+# Beside the record, of a run that came to its end.
+_LEFT = ("weights.safetensors", "ema.safetensors", BEST, "curves.png")
 
 
 @contextmanager
@@ -23,6 +27,9 @@ def says_what_is_there(folder: Path, stop: StopRequest, begun: Sequence[int], sa
     try:
         yield
     except (KeyboardInterrupt, EndedBySignal) as error:
+        if ended := _ended(folder):
+            error.add_note(ended)
+            raise
         step = last_complete(folder / FOLDER)
         if step is None:
             error.add_note(_nothing(saves))
@@ -38,8 +45,16 @@ def says_what_is_there(folder: Path, stop: StopRequest, begun: Sequence[int], sa
 
 def what_is_there(folder: Path, saves: bool) -> str:
     """Say what a run that ends now leaves in ``folder`` to go on from. ``saves``: whether it saves on its way."""
+    if ended := _ended(folder):
+        return ended
     step = last_complete(folder / FOLDER)
     return _nothing(saves) if step is None else f"{_is_complete(folder, step)}; {to_go_on(str(folder))}"
+
+
+def _ended(folder: Path) -> str:
+    """Say what a run has left that wrote its record, which no folder holds when a run begins; "" where it has not."""
+    there = [name for name in ("train.json", *_LEFT) if (folder / name).is_file()]
+    return f"the run has ended: {folder} holds {', '.join(there)}" if there[:1] == ["train.json"] else ""
 
 
 def _nothing(saves: bool) -> str:

@@ -18,14 +18,16 @@ from kway.comm.turns import Turns
 from kway.data.loader import Share
 from kway.data.padding import uneven
 from kway.data.streams import StreamOrder
-from kway.devices.select import spelled
 from kway.errors import KwayError, NonFiniteError, UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_job, folder_of
+from kway.jobs.own_code import facts_with_code
+from kway.jobs.own_loop import check_own_loop
 from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
 from kway.jobs.together import together
 from kway.launch.in_time import ends_in_time
+from kway.launch.one_run import check_only_run, only_run
 from kway.launch.own_watch import watching
 from kway.launch.status import STEP, Status
 from kway.step.build import build, made_before
@@ -34,8 +36,8 @@ from kway.step.outcome import Outcome
 from kway.step.scaling import waits_for_figure
 from kway.step.seeds import preserved
 from kway.strategies.engine import Engine
-from kway.training.began import began, check_options
-from kway.training.facts import check_within, facts_of, other_masks, resumed_notices
+from kway.training.began import began_in, check_options
+from kway.training.facts import check_within, earlier_ways, other_masks, resumed_notices
 from kway.training.noted import noted_changes, noted_of
 from kway.training.parts import training_parts
 from kway.training.saving import RUN, Position, run_of, snapshot
@@ -62,22 +64,13 @@ def parallel(
     Raises ``UsageError`` where ``devices`` asks for several devices outside of such ranks.
     """
     check_job(job)
+    check_only_run()
     stall = duration("stall_timeout", stall_timeout)
     where = place(devices, strategy, exactness, shards, stall is not None, step_kind)
-    if where.in_threads:
-        raise UsageError(
-            f"kway.parallel with strategy {where.plan.strategy}",
-            "a loop of your own runs in one thread of a process",
-            "use strategy data with kway launch, or kway.train",
-        )
-    if where.starts_ranks:
-        raise UsageError(
-            f"kway.parallel on {where.plan.devices} devices in a process that is alone",
-            "a loop of your own runs once on each rank",
-            f"start it with: kway launch --devices {spelled(devices)} {Path(sys.argv[0]).name or 'script.py'}",
-        )
+    check_own_loop(where, devices)
     world = where.joined or World(device=where.plan.device_set[0], threads=where.threads)
     with (
+        only_run(),
         preserved(torch.device(world.device)),
         with_threads(world.threads),
         watching(world, stall) as status,
@@ -105,7 +98,7 @@ class Session:
         self.model: nn.Module = build(job)
         self._made = made_before(job)
         self._noted = noted_of(job, self.model, held)
-        self._facts = facts_of(job, train, where.plan, self.model)
+        self._facts = facts_with_code(job, train, where.plan, self.model)
         self.engine = Engine(
             job,
             self.model,
@@ -132,7 +125,7 @@ class Session:
         # After how many steps a schedule that waits for figures had its last one.
         self._judged_at: int | None = None
         self._where = where
-        self._began = began(self.engine.optimizer, self.engine.model)
+        self._began = began_in(self.engine)
         self._writer: Writer | None = None
         self._unsaid: list[str] = []
         self._said: list[str] = []
@@ -370,7 +363,8 @@ class Session:
         self.steps, self._judged_at = checkpoint.step, checkpoint.part("run").get("judged_at")
         self.engine.draw_alike(self.steps)
         streams = isinstance(self._loader.parts.order, StreamOrder)
-        for line in resumed_notices(checkpoint, self.plan, streams) + noted_changes(checkpoint, self._noted):
+        lines = [*earlier_ways(checkpoint, self.plan), *noted_changes(checkpoint, self._noted, self._facts)]
+        for line in [*resumed_notices(checkpoint, streams), *lines]:
             self.print(f"kway: {line}", file=sys.stderr)
         self._unsaid = other_masks(checkpoint, self.plan)
         return Position(self.steps, checkpoint.epoch, checkpoint.part("run")["step_of_epoch"])

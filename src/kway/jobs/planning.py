@@ -18,6 +18,7 @@ from kway.jobs.folder import claimed
 from kway.jobs.given import measurements_given, workloads_given
 from kway.jobs.known_costs import gather
 from kway.jobs.ranking import ranked
+from kway.launch.one_run import alone
 from kway.planned import Planned
 from kway.planning import doubts, history
 from kway.planning.order import judged
@@ -28,6 +29,7 @@ from kway.units import shown
 PICTURES = ("speedup.png", "terms.png")
 
 
+@alone
 def plan(
     job: Job,
     *,

@@ -23,6 +23,7 @@ from kway.jobs.arguments import check_job
 from kway.jobs.folder import claimed
 from kway.jobs.identity import identity_of
 from kway.jobs.place import choose, rank_threads
+from kway.launch.one_run import alone
 from kway.profiling.run import Profiler, Wanted
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, KINDS, check_kind
@@ -42,6 +43,7 @@ MOST_S = 86_400
 NOT_ASKED = "not asked for"
 
 
+@alone
 def profile(
     job: Job,
     *,

@@ -20,6 +20,7 @@ from kway.jobs.arguments import check_given
 from kway.jobs.folder import claimed
 from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge, far_and_right
 from kway.jobs.place import Place, choose, rank_threads
+from kway.launch.one_run import alone
 from kway.launch.torchrun import from_environment
 from kway.proving import candidate
 from kway.proving.certificate import first_disagreement
@@ -43,6 +44,7 @@ BLAMED = (
 )
 
 
+@alone
 def prove(
     job: Job,
     *,

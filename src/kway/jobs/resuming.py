@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from kway.checkpoints.manifest import MANIFEST
+from kway.checkpoints.optimizer import options_by_name
 from kway.checkpoints.reading import Checkpoint, check_step, newest, open_checkpoint
 from kway.errors import UsageError
 from kway.job import Job, check_path
@@ -19,7 +20,7 @@ from kway.step.kinds import check_kind
 from kway.step.made import unmade
 from kway.step.settings import Settings, check_settings
 from kway.step.state import made_in
-from kway.training.began import Began, began, differing_options
+from kway.training.began import Began, began, differing_beginnings
 from kway.training.facts import check_parts, differing
 from kway.training.on_a_copy import copied
 from kway.training.saving import FOLDER
@@ -80,9 +81,9 @@ def find(
     """Return the folder of the checkpoint to go on from, or ``None``, and lines for the user.
 
     ``resume``: ``False``; ``True`` for the newest complete one of ``out``; or a path: a checkpoint, a run's folder
-    or its folder of checkpoints, which need not be there where ``lenient``. ``optimizer`` says how the job's begins,
-    and is called only where something else differs. Raises ``UsageError`` for one that is not whole or does not fit,
-    and what ``check`` raises.
+    or its folder of checkpoints, which need not be there where ``lenient``. ``optimizer`` says how the job's
+    and its schedule begin, and is called only where something else differs. Raises ``UsageError`` for one that is not
+    whole or does not fit, and what ``check`` raises.
     """
     if resume is False:
         return None, []
@@ -134,17 +135,21 @@ def _check_job(
     unfit = misfit(model, weights)
     if not differ and unfit is None:
         return
-    options: list[str] = []
+    beginnings: dict[str, list[str]] = {}
     # What keeps an optimizer from being made is no part of what differs, and is told when the rest is right.
     with suppress(Exception):
         # Which parameters there are is said of the weights, where these do not fit.
-        options = differing_options(checkpoint, optimizer(), names=unfit is None)
+        beginnings = differing_beginnings(checkpoint, optimizer(), names=unfit is None)
+    factories = checkpoint.part("job").get("schedule"), facts.get("schedule")
+    if factories[0] != factories[1] and all(each and "(" in each for each in factories):
+        # Said already, by what it is made with.
+        beginnings.pop("schedule", None)
     if unfit is not None:
-        if not differ and not options:
+        if not differ and not beginnings:
             check_names(model, weights, f"of checkpoint {checkpoint.path}")
         got, need, _ = unfit
         differ.append(f"weights: {got} ({need})")
-    differ += [f"optimizer: {'; '.join(options)}"] if options else []
+    differ += [f"{what}: {'; '.join(lines)}" for what, lines in beginnings.items()]
     raise UsageError(
         f"checkpoint {checkpoint.path} is of another job: {'; '.join(differ)}",
         "going on would give a result that neither job gives from the start",
@@ -155,11 +160,11 @@ def _check_job(
 
 
 def optimizer_of(job: Job, model: nn.Module) -> Began:
-    """Return how the job's optimizer begins. Made on a copy of ``model``; raises what keeps it from that."""
+    """Return how the job's optimizer and schedule begin. Made on a copy of ``model``; raises what prevents it."""
     own, _ = copied(model, job)
     optimizer = make_optimizer(job, own)
-    make_schedule(job, optimizer)
-    return began(optimizer, own)
+    made = options_by_name(optimizer, own.named_parameters())
+    return began(optimizer, own, made, make_schedule(job, optimizer))
 
 
 def _went_further(record: Path, checkpoint: Checkpoint) -> list[str]:

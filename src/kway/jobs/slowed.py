@@ -1,4 +1,4 @@
-"""Why a run took longer than predicted, where other programs are at work."""
+"""Why a run took longer than predicted, or than it could have, where other programs are at work."""
 
 from collections.abc import Mapping
 
@@ -10,6 +10,8 @@ from kway.units import seconds_text
 
 # Of what was measured, the part by which a prediction falls short before a reason is looked for.
 FAR_OFF = 0.3
+# A run that took so many seconds bears a look that takes a fifth of one.
+LONG_S = 4.0
 
 
 def slowed(record: Training, predicted_s: float, environ: Mapping[str, str] | None = None) -> list[str]:
@@ -24,14 +26,36 @@ def slowed(record: Training, predicted_s: float, environ: Mapping[str, str] | No
     others = busy.taken(discover().cpu["usable"])
     if not others:
         return []
-    text = (
-        f"steps took {seconds_text(measured)}, {seconds_text(predicted_s)} were predicted: "
-        f"other programs keep {others} busy"
-    )
+    text = f"steps took {seconds_text(measured)}, {seconds_text(predicted_s)} were predicted: "
+    return [text + _beside(record, others, environ)]
+
+
+def beside_others(
+    record: Training, since: busy.Moment | None, environ: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return a line where nothing was predicted of a run on CPUs, and others have kept processors busy meanwhile.
+
+    ``since``: when it began. Looks at processors for a fifth of a second only where they may have, and the run took so
+    long that the look is nothing beside it. ``record``: as in ``slowed``.
+    """
+    step_s, now = record.measured_step_s, busy.moment()
+    if since is None or now is None or not step_s or record.wall_s < LONG_S:
+        return []
+    if device_type(record.device_set[0]) != "cpu":
+        return []
+    usable = discover().cpu["usable"]
+    others = busy.taken(usable) if since.may_be_short(usable, now) else ""
+    if not others:
+        return []
+    return [f"steps took {seconds_text(step_s)} while {_beside(record, others, environ)}"]
+
+
+def _beside(record: Training, others: str, environ: Mapping[str, str] | None) -> str:
+    text = f"other programs keep {others} busy"
     threads = record.machine.get("threads", 1)
     if device_type(record.device_set[0]) == "cpu" and threads > 1 and busy.spins(environ):
         text += (
             f", and {threads} threads of a CPU device lose most beside them: OMP_WAIT_POLICY=passive may help "
             "(docs/guide/speed.md)"
         )
-    return [text]
+    return text

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.errors import KwayError, UsageError
+from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs import threads
 from kway.jobs.adapting import adapting_of
@@ -22,13 +22,16 @@ from kway.jobs.arguments import check_given
 from kway.jobs.automatic import Going, foreseen
 from kway.jobs.decisions import figure_of, patience_of
 from kway.jobs.folder import claimed, is_there, logs_of
+from kway.jobs.keeping import kept
 from kway.jobs.leaving import says_that_nothing_is_there, says_what_is_there, what_is_there
 from kway.jobs.listeners import Callback, followed, listeners
+from kway.jobs.own_code import facts_with_code
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find, optimizer_of, saves_none
 from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
+from kway.launch.one_run import alone
 from kway.records import Plan, Training
 from kway.report.lines import last_figures
 from kway.step.build import build, load_tensors, made_before
@@ -39,7 +42,7 @@ from kway.strategies.layout import check_model
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.trackers.chosen import EVENTS
 from kway.trackers.protocol import Tracker
-from kway.training.facts import check_length, facts_of
+from kway.training.facts import check_length
 from kway.training.growing import growth_of
 from kway.training.loop import Loop
 from kway.training.parts import training_parts
@@ -77,6 +80,7 @@ class Run:
         return f"Run({record.model}: {record.strategy} on {size}; {last_figures(record)})"
 
 
+@alone
 def train(
     job: Job,
     *,
@@ -217,7 +221,7 @@ def train(
     spec = spec if growth is None else growth.over(spec, parts.order)
     spec = check_alike(
         where,
-        replace(spec, facts=facts_of(spec.job, parts, where.plan, model), made=made_before(job)),
+        replace(spec, facts=facts_with_code(spec.job, parts, where.plan, model), made=made_before(job)),
         parts,
         held,
     )
@@ -311,8 +315,10 @@ def train(
                     else partial(what_is_there, folder, checkpoint_every is not None),
                 )
         of_ranks, average, made = results[0]
-        lines = [*where.notices, *told, *tell.told, *of_ranks.notices]
-        record = _kept(going.judged(replace(of_ranks, notices=lines), where), where, out, folder)
+        judged = going.judged(
+            replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices]), where
+        )
+        record = kept(judged, where, out, folder, tell.note)
         if started:
             model = _as_trained(cast(model, precision_of(job.precision).floating), folder, made)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
@@ -346,23 +352,6 @@ def _as_trained(model: nn.Module, folder: Path, made: dict[str, str]) -> nn.Modu
     add_made(model, state, made)
     load_tensors(model, state, "of the run")
     return model
-
-
-def _kept(record: Training, where: Place, out: Path | str | None, folder: Path) -> Training:
-    """Write record and curves where the run keeps something and this process speaks; return the record."""
-    from kway.report.curves import draw
-
-    if out is None or not where.is_main:
-        return record
-    try:
-        record.save(folder)
-        draw(record, folder / "curves.png")
-    except OSError as error:
-        raise KwayError(
-            f"the record of the run cannot be written to {folder}: {error.strerror or error}",
-            "the run itself has ended, and weights.safetensors was written before",
-        ) from None
-    return record
 
 
 @contextmanager

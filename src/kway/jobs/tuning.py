@@ -17,6 +17,7 @@ from kway.jobs.folder import claimed
 from kway.jobs.place import Place, on_main, place
 from kway.jobs.resuming import as_begun
 from kway.launch.blame import check_value
+from kway.launch.one_run import alone
 from kway.records import Plan, Training, Tuning
 from kway.registry import known
 from kway.report.tuning import choice_text
@@ -44,6 +45,7 @@ STARTED_AGAIN = "a run that is started again measures nothing"
 MOST_S = 2_678_400
 
 
+@alone
 def tune(
     job: Job,
     *,

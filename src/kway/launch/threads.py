@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from kway.launch.one_run import make_part
 from kway.launch.shared_process import LeftError, SharedProcess
 
 # How long ranks have to come to where they meet, once the run is to end.
@@ -32,7 +33,7 @@ def run(task: Callable[[int], Any], process: SharedProcess) -> list[Any]:
             process.leave()
 
     threads = [
-        threading.Thread(target=body, args=(rank,), name=f"kway-rank-{rank}", daemon=True)
+        make_part(threading.Thread(target=body, args=(rank,), name=f"kway-rank-{rank}", daemon=True))
         for rank in range(process.size)
     ]
     try:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +62,16 @@ def draw(training: Training | dict[str, Any], path: Path) -> Path:
         size = (width / columns - LEFT - RIGHT) / width, (3.4 - BELOW - ABOVE) / height
         _panel(figure.add_axes((*place, *size)), name, epochs, train, held_out)
     figure.text(left, 0.12 / height, _footer(record), fontsize=8.5, color=GREY)
+    # Under its name once it is whole: a disk may be full, or a signal end the process.
+    part = path.with_name(f".{path.name}.part")
     try:
-        canvas.print_png(path, metadata={"Software": None})
+        canvas.print_png(part, metadata={"Software": None})
+        part.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return path
 
 

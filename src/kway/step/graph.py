@@ -298,7 +298,7 @@ class GraphedStep:
         return (
             None
             if tally is None
-            else Tally([*self.core.job.metrics], self.core.device, tally.rows, tally.doubts)
+            else Tally([*self.core.job.metrics], self.core.device, tally.rows, tally.doubts, tally.lengths)
         )
 
     def _refuse(self, form: Hashable, reason: str) -> None:

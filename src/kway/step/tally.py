@@ -8,6 +8,7 @@ import torch
 from kway.comm.group import Group
 from kway.errors import UsageError
 from kway.job import check_figure
+from kway.step.lengths import Lengths, one_for_several
 
 Tensor = torch.Tensor
 
@@ -17,14 +18,21 @@ class Tally:
 
     ``names`` are in every result; other names come with what is added, on any rank, in any order. Each of
     ``rows`` shares has a row of its own, so that the total does not depend on who held which share.
-    ``doubts``: takes up what in the metrics may not add up, each once.
+    ``doubts``: takes up what in the metrics may not add up, each once, by what ``lengths`` sees: one of all tallies of
+    a run.
     """
 
     def __init__(
-        self, names: list[str], device: torch.device, rows: int = 1, doubts: list[str] | None = None
+        self,
+        names: list[str],
+        device: torch.device,
+        rows: int = 1,
+        doubts: list[str] | None = None,
+        lengths: Lengths | None = None,
     ) -> None:
         self.device, self.rows = device, rows
         self.doubts: list[str] = [] if doubts is None else doubts
+        self.lengths = Lengths(self.doubts) if lengths is None else lengths
         self._names = list(names)
         self._columns: dict[str, Tensor] = {}
         # Who gave a name: two metrics that return one key must not be added up.
@@ -164,15 +172,20 @@ def measure(
         value = metric(output, target)
         if not isinstance(value, Mapping):
             said = f"metric {metric_name!r} returned"
-            total, weight = _pair(said, value, samples, tally.doubts, "or a dict of these")
+            total, weight, shape = _pair(said, value, samples, "or a dict of these")
             tally.add(metric_name, total, weight, row)
+            tally.lengths.see(metric_name, {said: shape} if shape else {}, samples)
             continue
         tally.split(metric_name)
+        shapes: dict[str, torch.Size] = {}
         for name, part in value.items():
             check_figure(name, f"a key {name!r} of metric {metric_name!r}")
             said = f"metric {metric_name!r} returned, for {name!r},"
-            total, weight = _pair(said, part, samples, tally.doubts)
+            total, weight, shape = _pair(said, part, samples)
             tally.add(name, total, weight, row, metric_name)
+            if shape:
+                shapes[said] = shape
+        tally.lengths.see(metric_name, shapes, samples)
 
 
 def _are_several(output: Any, target: Any) -> bool:
@@ -183,19 +196,13 @@ def _are_several(output: Any, target: Any) -> bool:
 def doubt_single(what: str, values: Tensor, samples: int, doubts: list[str]) -> None:
     """Note that one value for several samples may be meant as their mean. The only one that counts looks the same."""
     if values.numel() == 1 and samples > 1:
-        doubt = (
-            f"{what} one value of shape {tuple(values.shape)} for several samples: it is taken as that of one of them. "
-            "A mean over all of them would change with the number of devices: return it without a dimension, or as "
-            "(sum, weight)"
-        )
+        doubt = one_for_several(what, values.shape)
         if doubt not in doubts:
             doubts.append(doubt)
 
 
-def _pair(
-    what: str, value: Any, samples: int, doubts: list[str], more: str = ""
-) -> tuple[Tensor, Tensor | float]:
-    """Read one figure of a share as (sum, weight)."""
+def _pair(what: str, value: Any, samples: int, more: str = "") -> tuple[Tensor, Tensor | float, torch.Size]:
+    """Read one figure of a share as (sum, weight, shape of the per-sample values); without a dimension: of others."""
     if isinstance(value, tuple | list) and len(value) == 2:
         total, weight = (torch.as_tensor(part, dtype=torch.float64) for part in value)
         if total.dim() or weight.dim():
@@ -204,14 +211,13 @@ def _pair(
                 "sum and weight must be single numbers",
                 "return values of several elements as one tensor",
             )
-        return total, weight
+        return total, weight, torch.Size()
     if isinstance(value, torch.Tensor | int | float):
         # A Python number would pass through single precision on its way to a tensor.
         values = torch.as_tensor(value, dtype=torch.float64).detach()
         if values.dim() == 0:
-            return values * samples, float(samples)
-        doubt_single(what, values, samples, doubts)
-        return values.sum(), float(values.numel())
+            return values * samples, float(samples), values.shape
+        return values.sum(), float(values.numel()), values.shape
     needed = ["per-sample values", "a pair (sum, weight)", "a number", *([more] if more else [])]
     raise UsageError(f"{what} a {type(value).__name__}", f"it must be {', '.join(needed)}")
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.optimizer import options_by_name
 from kway.checkpoints.reading import Checkpoint
 from kway.comm.mesh import Mesh
 from kway.data.loader import Loader, Share, cut
@@ -26,6 +27,7 @@ from kway.step.deterministic import bits_hold_within
 from kway.step.gradients import dense
 from kway.step.handed import held_state, load_state
 from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
+from kway.step.lengths import Lengths
 from kway.step.modes import begin_training
 from kway.step.open_jobs import OpenJob, open_jobs, opened
 from kway.step.out_of_memory import Memory, explained
@@ -50,7 +52,8 @@ class Engine:
     """One rank's side of a job on a layout. All ranks make the same calls in the same order.
 
     ``model`` is the rank's own module, already initialised; it is moved to the rank's device and is the
-    trained model afterwards. ``step_kind``: how steps are to run (``kway.step.kinds``); ``trains``: whether
+    trained model afterwards. ``options_made``: those of the optimizer's groups before a schedule changed them, as
+    texts. ``step_kind``: how steps are to run (``kway.step.kinds``); ``trains``: whether
     there will be any; ``telling``: which of them tell what ranks called; ``settings``: what else is
     chosen. Raises ``RefusedError`` for a level that
     layout or model cannot keep, and for a step kind that the device cannot run; ``UsageError`` for recorded steps
@@ -79,7 +82,7 @@ class Engine:
         check_model(job, model, layout, level, batch_size, shards, trains)
         self.job, self.layout, self.level = job, dict(layout), level
         self.settings = settings
-        self._is_main, self._warned = world.is_main, 0
+        self._is_main, self._warned = world.is_main, list[str]()
         self._level = level_of(level)
         self.device = torch.device(world.device)
         if self.device.type == "cpu":
@@ -126,7 +129,10 @@ class Engine:
             check_scripted(self._scripted, trains)
             with self.memory.explains("start"):
                 self.optimizer: torch.optim.Optimizer = settings.prefer(make_optimizer(job, self.model))
+                # A schedule changes some of them when it is made.
+                self.options_made = options_by_name(self.optimizer, self.model.named_parameters())
                 self._step = self._level.open(self.part, self.optimizer)
+            self._lengths = Lengths(self._step.rule.doubts)
             self._evaluation = Evaluation(self._step, self.part, self.status)
             if self._step.kept is not None:
                 self.part.opened.callback(self._step.kept.close)
@@ -193,8 +199,8 @@ class Engine:
 
     def warn(self) -> None:
         """Say each of ``doubts`` once, on rank 0 alone, on standard error."""
-        new = self._step.rule.doubts[self._warned :]
-        self._warned += len(new)
+        new = [line for line in self._step.rule.doubts if line not in self._warned]
+        self._warned += new
         for line in new if self._is_main else []:
             print(f"kway: warning: {line}", file=sys.stderr, flush=True)
 
@@ -226,7 +232,7 @@ class Engine:
     def tally(self, names: list[str]) -> Tally:
         """Make an empty tally on this rank's device."""
         rows = self._level.shards(self.part.shards) or self.part.shares
-        return Tally(names, self.device, rows, self._step.rule.doubts)
+        return Tally(names, self.device, rows, self._step.rule.doubts, self._lengths)
 
     def loader(self, parts: Parts) -> Loader:
         """Make a loader of this rank's shares of ``parts``."""

@@ -1,47 +1,78 @@
-"""How the optimizer of a run began, so that a run does not go on with another one unnoticed."""
+"""How optimizer and schedule of a run began, so that a run does not go on with others unnoticed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
-from kway.checkpoints.optimizer import IMPLEMENTATION, state_by_name
+from kway.checkpoints.optimizer import IMPLEMENTATION, options_by_name
 from kway.checkpoints.reading import Checkpoint
 from kway.errors import UsageError
-from kway.training.facts import as_text
+from kway.step.scaling import Scaled
+from kway.strategies.engine import Engine
+from kway.training.facts import as_text, digest
+
+# Of a checkpoint: what its optimizer and schedule were like when they were made.
+BEGINNING = "beginning"
+# What follows from the optimizer's rates, or from the schedule's other values, and says nothing beside these.
+_DERIVED = ("base_lrs", "_last_lr")
+_CLASS = "class"
+_PLAIN = (bool, int, float, str)
+_LONG, _DEEP, _MOST = 64, 8, 4
 
 
 class Began(NamedTuple):
-    """How an optimizer was before the first step: its class, and the options of each group as texts, parameters' names
-    among them. What a schedule changes later says nothing about the job.
+    """How an optimizer, and a schedule of it, were before the first step, as texts. What a schedule changes later says
+    nothing about the job.
+
+    ``kind``: the optimizer's class; ``made``: the options of each group when it was made, parameters' names among
+    them; ``options``: once its schedule was made, too, which changes rates. ``schedule``: the values of the
+    schedule's state by name, and its class; empty where there is none.
     """
 
     kind: str
     options: list[dict[str, str]]
+    made: list[dict[str, str]]
+    schedule: dict[str, str]
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it beside the class, by the names of its parts."""
+        return {"options": self.options, BEGINNING: {"groups": self.made, "schedule": self.schedule}}
 
 
-def began(optimizer: torch.optim.Optimizer, model: nn.Module) -> Began:
-    """Return how an optimizer of ``model`` is now."""
-    state = state_by_name(optimizer, model.named_parameters())
-    return Began(
-        state["kind"], [{name: str(value) for name, value in group.items()} for group in state["groups"]]
-    )
+def began(
+    optimizer: torch.optim.Optimizer, model: nn.Module, made: list[dict[str, str]], schedule: Any
+) -> Began:
+    """Return how an optimizer of ``model`` is now, and ``schedule``; ``made``: its options before there was one."""
+    options = options_by_name(optimizer, model.named_parameters())
+    return Began(type(optimizer).__name__, options, made, _values(schedule))
 
 
-def differing_options(
+def began_in(engine: Engine) -> Began:
+    """Return how optimizer and schedule of an engine that has taken no step began."""
+    return began(engine.optimizer, engine.model, engine.options_made, engine.schedule)
+
+
+def differing_beginnings(
     checkpoint: Checkpoint, now: Began, names: bool = True, forms: bool = False
-) -> list[str]:
-    """List what differs between the optimizer that a checkpoint's run began with and the one at hand.
+) -> dict[str, list[str]]:
+    """List by ``optimizer`` and ``schedule`` what differs between those that a checkpoint's run began with and those at
+    hand; what does not differ is left out.
 
-    Of another class only what both know by a name is compared. ``names``: whether those of parameters are. ``forms``:
-    whether ways to compute the same step (foreach, fused) are, which settings and tuning may choose anew.
+    Of another class of optimizers only what both know by a name is compared. ``names``: whether those of parameters
+    are. ``forms``: whether ways to compute the same step (foreach, fused) are, which settings and tuning may choose
+    anew.
     """
-    kind, then = checkpoint.part("optimizer")["kind"], checkpoint.part("options")
+    kind, made = checkpoint.part("optimizer")["kind"], _made(checkpoint)
+    # An earlier version kept the options only as the schedule had left them.
+    then, own = (checkpoint.part("options"), now.options) if made is None else (made["groups"], now.made)
     differ = [] if kind == now.kind else [f"{kind}, now {now.kind}"]
     differ += [
         f"{name} {as_text(a.get(name))}, now {as_text(b.get(name))}"
-        for a, b in zip(then, now.options, strict=False)
+        for a, b in zip(then, own, strict=False)
         for name in ({**a, **b} if kind == now.kind else [name for name in a if name in b])
         if a.get(name) != b.get(name)
         # What a schedule notes of the rate says no more than the rate.
@@ -49,22 +80,100 @@ def differing_options(
         and (names or name != "names")
         and (forms or name not in IMPLEMENTATION)
     ]
-    if len(then) != len(now.options):
-        differ.append(f"{len(then)} groups of parameters, now {len(now.options)}")
-    return differ
+    if len(then) != len(own):
+        differ.append(f"{len(then)} groups of parameters, now {len(own)}")
+    found = {
+        "optimizer": differ,
+        "schedule": [] if made is None else _differing(made["schedule"], now.schedule, bool(differ)),
+    }
+    return {what: lines for what, lines in found.items() if lines}
 
 
 def check_options(checkpoint: Checkpoint, now: Began, within: Mapping[str, Any] | None) -> None:
-    """Raise ``UsageError`` that lists what differs where the run began with another optimizer, or other options.
+    """Raise ``UsageError`` that lists what differs where the run began with another optimizer, schedule, or options.
 
     ``within``: what bits hold within now, ``None`` at other levels.
     """
     # Another kernel of the same step rounds otherwise, which matters where both runs hold bits.
     forms = None not in (checkpoint.part("within"), within)
-    differ = differing_options(checkpoint, now, forms=forms)
-    if differ:
-        raise UsageError(
-            f"checkpoint {checkpoint.path} is of a job with another optimizer: {'; '.join(differ)}",
-            "its state goes with its options",
-            "go on with the same optimizer, or start a new run from the weights (init=, --init)",
-        )
+    differ = differing_beginnings(checkpoint, now, forms=forms)
+    if not differ:
+        return
+    alone = len(differ) == 1
+    lines = [("" if alone else f"{what}: ") + "; ".join(found) for what, found in differ.items()]
+    what = " and ".join(differ)
+    raise UsageError(
+        f"checkpoint {checkpoint.path} is of a job with another {what}: {'; '.join(lines)}",
+        "its state goes with its options",
+        f"go on with the same {what}, or start a new run from the weights (init=, --init)",
+    )
+
+
+def _made(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    if BEGINNING not in checkpoint:
+        return None
+    found = checkpoint.part(BEGINNING)
+    sound = isinstance(found, dict) and isinstance(found.get("groups"), list)
+    return found if sound and isinstance(found.get("schedule"), dict) else None
+
+
+def _differing(then: Mapping[str, str], now: Mapping[str, str], otherwise: bool) -> list[str]:
+    """List what differs between two schedules. ``otherwise``: whether their optimizers do."""
+    if bool(then) != bool(now):
+        return [f"{then.get(_CLASS, 'none')}, now {now.get(_CLASS, 'none')}"]
+    if then.get(_CLASS) != now.get(_CLASS):
+        return [f"{then.get(_CLASS)}, now {now.get(_CLASS)}"]
+    # Another version of torch keeps more of the same, or less.
+    both = {_first(name) for name in then} & {_first(name) for name in now}
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name) and _first(name) in both]
+    own = [name for name in names if not name.startswith(_DERIVED)]
+    # What it was told goes by plain names; what it made of that, mostly, by others.
+    told = [name for name in own if not name.rpartition(".")[2].startswith("_")]
+    shown = told or own or ([] if otherwise else names)
+    lines = [f"{name} {as_text(then.get(name))}, now {as_text(now.get(name))}" for name in shown[:_MOST]]
+    return [*lines, *([f"{len(shown) - _MOST} more"] if len(shown) > _MOST else [])]
+
+
+def _first(name: str) -> str:
+    return name.partition(".")[0].partition("[")[0]
+
+
+def _values(schedule: Any) -> dict[str, str]:
+    """Return class and state of a schedule as texts by name: what is a number, a text, or made of these.
+
+    Of one whose rates are scaled, those of the job's own: the scale is looked at by itself.
+    """
+    own = schedule.own if isinstance(schedule, Scaled) else schedule
+    if own is None:
+        return {}
+    try:
+        state = own.state_dict()
+    except Exception:  # one that has none, or fails, is told of where it is saved
+        state = {}
+    return {_CLASS: type(own).__name__, **dict(_flat(state))}
+
+
+def _flat(value: Any, way: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    if value is None or isinstance(value, _PLAIN):
+        yield way, str(value)
+    elif isinstance(value, np.ndarray | np.generic):
+        yield from _flat(value.tolist(), way, depth)
+    elif isinstance(value, torch.Tensor):
+        one = value.numel() == 1
+        yield way, str(value.item()) if one else f"tensor {digest(value.detach().contiguous())}"
+    elif depth == _DEEP:
+        return
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            name = f"{way}.{key}" if way else str(key)
+            yield from _flat(each, name if isinstance(key, str) else f"{way}[{key}]", depth + 1)
+    elif isinstance(value, Sequence):
+        if len(value) > _LONG and all(isinstance(each, _PLAIN) for each in value):
+            yield way, f"{len(value)} values {digest(_bytes(str(list(value))))}"
+            return
+        for place, each in enumerate(value):
+            yield from _flat(each, f"{way}[{place}]", depth + 1)
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(text.encode(), dtype=np.uint8).copy())

@@ -5,6 +5,7 @@ from typing import Any
 
 from kway.data.parts import Parts
 from kway.training.spec import TrainSpec
+from kway.units import counted
 
 
 def start_of(
@@ -25,6 +26,28 @@ def start_of(
         "resumed_from_step": resumed,
         "job": config_of(spec, parts.order.batch_size, subject),
     }
+
+
+def too_many_steps(spec: TrainSpec, parts: Parts) -> list[str]:
+    """Say that a run will not take as many steps as it was asked for, where that is known before its end."""
+    # What a sampler gives may be as many in one epoch as it likes, and asking it ahead would be a call too many.
+    each = parts.order.steps(0) if parts.order.digest(0) is None else None
+    if spec.steps is None or each is None or each * spec.epochs >= spec.steps:
+        return []
+    return [
+        f"steps={spec.steps} (--steps) will not be reached: {counted(spec.epochs, 'epoch')} of {counted(each, 'step')} "
+        f"end the run after {each * spec.epochs:,}; epochs= (--epochs) asks for more"
+    ]
+
+
+def too_few_steps(spec: TrainSpec, taken: int) -> list[str]:
+    """Say that a run that has gone through its epochs took fewer steps than it was asked for."""
+    if spec.steps is None or taken >= spec.steps:
+        return []
+    return [
+        f"steps={spec.steps} (--steps) was not reached: {counted(spec.epochs, 'epoch')} ended the run after {taken:,}; "
+        "epochs= (--epochs) asks for more"
+    ]
 
 
 def config_of(spec: TrainSpec, batch_size: int, subject: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def differing(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
     differ = [
         f"{name} {as_text(then.get(name))}, now {as_text(now.get(name))}"
         for name in {**then, **now}
-        if then.get(name) != now.get(name) and name not in ("frozen", "noted") and (name != "shards" or both)
+        if then.get(name) != now.get(name)
+        and name not in ("frozen", "noted", "code")
+        and (name != "shards" or both)
     ]
     before, after = then.get("frozen", now["frozen"]), now["frozen"]
     for names, said in ((set(after) - set(before), "newly"), (set(before) - set(after), "no longer")):
@@ -108,17 +110,20 @@ def check_within(checkpoint: Checkpoint, now: Mapping[str, Any] | None) -> None:
         )
 
 
-def resumed_notices(checkpoint: Checkpoint, plan: Plan, streams: bool) -> list[str]:
-    """Say where a run goes on from, and how. What its first step shows is in ``other_masks``."""
-    before = checkpoint.part("plan")
-    notices = [f"resumed from step {checkpoint.step} ({checkpoint.path})"]
+def resumed_notices(checkpoint: Checkpoint, streams: bool) -> list[str]:
+    """Say where a run goes on from. What its first step shows is in ``other_masks``."""
+    again = "the stream was read again from the start of its epoch, up to where the run goes on"
+    return [f"resumed from step {checkpoint.step} ({checkpoint.path})", *([again] if streams else [])]
+
+
+def earlier_ways(checkpoint: Checkpoint, plan: Plan) -> list[str]:
+    """Say what of the way in which a run goes on was another one before: true of all that goes on from there, too."""
+    before, notices = checkpoint.part("plan"), []
     if plan.exactness != before["exactness"]:
         notices.append(f"up to step {checkpoint.step} the run was at exactness {before['exactness']}")
     kind = before.get("step_kind", "eager")
     if plan.step_kind != kind:
         notices.append(f"up to step {checkpoint.step} the step kind was {kind}")
-    if streams:
-        notices.append("the stream was read again from the start of its epoch, up to where the run goes on")
     return notices
 
 

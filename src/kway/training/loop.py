@@ -11,6 +11,7 @@ from torch import nn
 
 from kway.checkpoints.reading import open_checkpoint
 from kway.data.loader import Loader
+from kway.data.parts import Parts
 from kway.data.streams import StreamOrder
 from kway.launch.status import Status
 from kway.records import Training
@@ -21,12 +22,12 @@ from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
 from kway.training.began import check_options
-from kway.training.beginning import start_of
+from kway.training.beginning import start_of, too_few_steps, too_many_steps
 from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
 from kway.training.ended import Ended
-from kway.training.facts import check_within, other_masks, resumed_notices
+from kway.training.facts import check_within, earlier_ways, other_masks, resumed_notices
 from kway.training.growing import growth_lines
 from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
@@ -61,6 +62,8 @@ class Loop:
     status: Status = field(default_factory=Status)
     rows: list[dict[str, Any]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    # What is of this run alone: of how it goes on, say, which is nothing to one that goes on from it later.
+    own_notices: list[str] = field(default_factory=list)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     average: dict[str, torch.Tensor] | None = None
     unsaid: list[str] = field(default_factory=list)
@@ -103,13 +106,11 @@ class Loop:
         self.saver = Saver(self.engine, spec, self.world.is_main, self.noted)
         try:
             self.saver.check()
-            self.resumed = self._resume()
-            self._say(start_of(spec, train, self.loader.steps(0), self.resumed, self.subject))
-            for line in dict.fromkeys([*self.spec.told, *self._set_up(), *self.notices]):
-                self._say({"event": "notice", "text": line})
+            foreseen = self._begin(train)
             # An epoch that was begun is ended, though the run has taken all its steps.
             while self.epoch < spec.epochs and (self.course is not None or not self._is_over()):
                 self._epoch(self.epoch)
+            self.own_notices += [] if foreseen or self._is_over() else too_few_steps(spec, self.steps)
             self.status.at("save")
             self._notice_buffers(self.engine.equalise())
             self.state = self.engine.state()
@@ -118,7 +119,8 @@ class Loop:
                     self.average = self.engine.state()
             if self.saver.is_on and self.saver.at != self.steps:
                 self._save(Position(self.steps, self.epoch, 0))
-            self.notices += self.saver.close()
+            for line in self.saver.close():
+                self._warn(line)
             record = Ended(
                 spec=spec,
                 world=self.world,
@@ -133,7 +135,7 @@ class Loop:
                 subject=self.subject,
                 weights=self.state,
                 average=self.average,
-                notices=[*self._set_up(), *self.engine.doubts, *self.notices],
+                notices=[*self._set_up(), *self.engine.doubts, *self._all_notices],
                 begun=begun,
             ).record()
         except Exception:
@@ -150,6 +152,20 @@ class Loop:
             self._keep_weights(Path(spec.folder))
         self._say({"event": "end"})
         return record
+
+    @property
+    def _all_notices(self) -> list[str]:
+        return [*self.own_notices, *self.notices]
+
+    def _begin(self, train: Parts) -> list[str]:
+        """Go on from where the run is to; say what is known before the first step; return what it lacks in steps."""
+        self.resumed = self._resume()
+        foreseen = too_many_steps(self.spec, train)
+        self.own_notices += foreseen
+        self._say(start_of(self.spec, train, self.loader.steps(0), self.resumed, self.subject))
+        for line in dict.fromkeys([*self.spec.told, *self._set_up(), *self._all_notices]):
+            self._say({"event": "notice", "text": line})
+        return foreseen
 
     def _keep_weights(self, folder: Path) -> None:
         """Write the last weights. Raises ``KwayError`` that says what is there where they cannot be written."""
@@ -195,7 +211,7 @@ class Loop:
             self.engine.warn()
             if self.unsaid:
                 # Only a model that draws: the step shows it.
-                self.notices += self.unsaid if self.engine.drew else []
+                self.own_notices += self.unsaid if self.engine.drew else []
                 self.unsaid = []
             self.clock.step(share.count)
             self.watch.add(epoch + 1, share.step + 1, outcome)
@@ -284,8 +300,9 @@ class Loop:
         run = checkpoint.part("run")
         self.engine.restore(checkpoint)
         streams = isinstance(self.loader.parts.order, StreamOrder)
-        self.notices += [*run["notices"], *resumed_notices(checkpoint, self.spec.plan, streams)]
-        self.notices += noted_changes(checkpoint, self.noted)
+        self.notices += [*run["notices"], *earlier_ways(checkpoint, self.spec.plan)]
+        self.own_notices += resumed_notices(checkpoint, streams)
+        self.own_notices += noted_changes(checkpoint, self.noted, self.spec.facts)
         self.unsaid = other_masks(checkpoint, self.spec.plan)
         self.steps, self.epoch, self.rows = checkpoint.step, checkpoint.epoch, list(run["rows"])
         self.watch.load(run["watch"])
@@ -296,7 +313,7 @@ class Loop:
         # From here on the run is not refused any more, so that something may be written.
         folder = Path(self.spec.folder)
         if self.world.is_main:
-            self.notices += bring_best(checkpoint, folder)
+            self.own_notices += bring_best(checkpoint, folder)
         if self.validation is not None and run["validation"] is not None:
             there = (folder / BEST).is_file()
             self.validation.load(run["validation"], self.engine.mesh.world.objects(there)[0])

@@ -1,6 +1,6 @@
 """What may change when a run goes on, and is said: settings that keep the run's course, or change it within reason."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from kway.training.spec import TrainSpec
 from kway.training.subject import data_text
 
 _SEEN = 64
+# Of a job's facts: what tells the user's code, by part, and the versions of Python and torch that it is of.
+CODE, VERSIONS = "code", "versions"
 
 
 def noted_of(job: Job, model: nn.Module, held: Parts | None, spec: TrainSpec | None = None) -> dict[str, Any]:
@@ -34,8 +36,36 @@ def noted_of(job: Job, model: nn.Module, held: Parts | None, spec: TrainSpec | N
     }
 
 
-def noted_changes(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
-    """Return a line for the user that says which of them are others than in the run of the checkpoint, or none."""
+def noted_changes(checkpoint: Checkpoint, now: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """Return lines for the user that say which of them are others than in the run of the checkpoint, and of which parts
+    of the job (``facts``) the code is.
+    """
+    return [*_settings(checkpoint, now), *_code(checkpoint.part("job").get(CODE), facts.get(CODE))]
+
+
+def _code(then: Any, now: Any) -> list[str]:
+    """Say which code changed; not where another Python or torch, or an earlier kway, keeps that from being told."""
+    if not isinstance(then, dict) or now is None or then.get(VERSIONS) != now[VERSIONS]:
+        return []
+    parts = [name for name, told in now.items() if name != VERSIONS and _changed(then.get(name), told)]
+    if not parts:
+        return []
+    listed = f" and of {parts[-1]}" if len(parts) > 1 else ""
+    return [
+        f"the code of {', '.join(parts[:-1] or parts)}{listed} is not what it was when the checkpoint was written (or "
+        "what it was made with is not): the run goes on with what there is now"
+    ]
+
+
+def _changed(then: Any, now: Sequence[str]) -> bool:
+    if not (then and now):
+        return False
+    (home, code, shown), (home_now, code_now, shown_now) = then, now
+    # A script is another module when it is run than when it is imported, and its code is told by that as well.
+    return bool(shown != shown_now or (home == home_now and code != code_now))
+
+
+def _settings(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
     then = checkpoint.part("job").get("noted", now)
     differ = [f"{k} {_text(then.get(k))}, now {_text(now[k])}" for k in now if then.get(k) != now[k]]
     if not differ:

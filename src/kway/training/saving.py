@@ -14,7 +14,7 @@ from kway.checkpoints.writer import Writer
 from kway.errors import KwayError, StoppedError
 from kway.records import Plan
 from kway.strategies.engine import Engine
-from kway.training.began import Began, began
+from kway.training.began import Began, began_in
 from kway.training.held import held_on
 from kway.training.requests import SAVE
 from kway.training.spec import TrainSpec
@@ -39,13 +39,13 @@ def snapshot(
 ) -> Snapshot:
     """Return the state of a run as it lives in memory, but for that of the loop around the engine: the part ``RUN``.
 
-    ``beginning``: how the optimizer was before the first step.
+    ``beginning``: how optimizer and schedule were before the first step.
     """
     state = engine.model.state_dict(keep_vars=True)
     parts = {
         **engine.parts(state),
         "job": facts,
-        "options": beginning.options,
+        **beginning.parts,
         "plan": {**plan.to_dict(), "devices": plan.devices},
         "within": engine.holds_within,
     }
@@ -76,7 +76,7 @@ class Saver:
         # ``at``: after how many steps the last save was begun.
         self._since, self.at, self._warned = time.monotonic(), -1, False
         self.held = held_on(engine.part.device)
-        self.began = began(engine.optimizer, engine.model)
+        self.began = began_in(engine)
 
     def check(self) -> None:
         """Raise ``UsageError`` for state that cannot be stored, before the run has taken a step."""

@@ -1,0 +1,136 @@
+"""A run does not go on with another schedule than it began with, also where only the made one shows that it is."""
+
+import json
+import shutil
+from functools import partial
+from hashlib import sha256
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import kway
+from kway.errors import UsageError
+
+G = torch.Generator().manual_seed(3)
+X, Y = torch.randn(40, 5, generator=G), torch.arange(40) % 3
+
+
+def one_cycle(**more):
+    return lambda optimizer: lr_scheduler.OneCycleLR(optimizer, **{"max_lr": 0.05, "total_steps": 40, **more})
+
+
+def two_parts(factor):
+    def make(optimizer):
+        parts = [lr_scheduler.LinearLR(optimizer, factor), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+        return lr_scheduler.SequentialLR(optimizer, parts, [3])
+
+    return make
+
+
+def job(schedule, lr=0.05, **more):
+    sgd = partial(torch.optim.SGD, lr=lr, momentum=0.9)
+    given = {"loss": nn.CrossEntropyLoss(), "optimizer": sgd, "data": (X, Y), "batch_size": 8, **more}
+    return kway.Job(partial(nn.Linear, 5, 3), schedule=schedule, **given)
+
+
+def train(schedule, out=None, *, lr=0.05, **more):
+    given = {"devices": "cpu:1", "epochs": 1, "tune": False, **more}
+    return kway.train(job(schedule, lr), out=out, checkpoint_every=None if out is None else 1, **given)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    found = {}
+    for name, schedule in {
+        "cycle": one_cycle(),
+        "parts": two_parts(0.5),
+        "steps": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 4]),
+        "figure": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=2),
+    }.items():
+        found[name] = tmp_path_factory.mktemp("begun") / "run"
+        train(schedule, found[name])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "schedule", "said"),
+    [
+        ("cycle", one_cycle(total_steps=48), "another schedule: total_steps 40, now 48; "),
+        ("cycle", one_cycle(pct_start=0.9), "another schedule: _schedule_phases[0].end_step 11.0, now 35.0: "),
+        ("cycle", one_cycle(anneal_strategy="linear"), "another schedule: _anneal_func_type cos, now linear: "),
+        ("cycle", one_cycle(max_lr=0.1), "another schedule: base_lrs[0] 0.002, now 0.004; "),
+        ("cycle", two_parts(0.5), "schedule <lambda>, now make; schedule: OneCycleLR, now SequentialLR: "),
+        ("parts", two_parts(0.25), "another schedule: _schedulers[0].start_factor 0.5, now 0.25: "),
+        (
+            "steps",
+            lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 5]),
+            "another schedule: milestones[4] 1, now none; milestones[5] none, now 1: ",
+        ),
+        (
+            "figure",
+            lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=5),
+            "another schedule: patience 2, now 5: ",
+        ),
+    ],
+)  # fmt: skip
+def test_another_schedule_is_refused_by_what_it_is_when_it_is_made(begun, tmp_path, first, schedule, said):
+    with pytest.raises(UsageError) as caught:
+        train(schedule, tmp_path / "more", resume=begun[first], epochs=2)
+    assert said in str(caught.value)
+    assert not (tmp_path / "more").exists()
+
+
+def test_schedule_and_optimizer_are_told_apart_and_told_together(begun):
+    with pytest.raises(UsageError) as caught:
+        train(one_cycle(total_steps=48), lr=0.1, resume=begun["cycle"], epochs=2)
+    assert (
+        "another optimizer and schedule: optimizer: lr 0.05, now 0.1; schedule: total_steps 40, now 48; "
+        in str(caught.value)
+    )
+    with pytest.raises(UsageError) as caught:
+        kway.train(job(one_cycle(pct_start=0.9), seed=3), devices="cpu:1", epochs=2, resume=begun["cycle"])
+    assert "another job: seed 0, now 3; schedule: _schedule_phases[0].end_step 11.0, now 35.0: " in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize("first", ["cycle", "parts"])
+def test_the_same_one_goes_on_for_longer(begun, first):
+    schedule = one_cycle() if first == "cycle" else two_parts(0.5)
+    on, whole = train(schedule, resume=begun[first], epochs=3), train(schedule, epochs=3)
+    assert on.record.resumed_from_step == 5
+    assert on.record.weights_sha256 == whole.record.weights_sha256
+
+
+def test_a_loop_of_ones_own_is_held_to_it_as_well(tmp_path):
+    with kway.parallel(job(one_cycle()), devices="cpu:1") as p:
+        p.checkpoint(tmp_path / "kept", 0)
+    with (
+        kway.parallel(job(one_cycle(total_steps=48)), devices="cpu:1") as p,
+        pytest.raises(UsageError, match="another schedule: total_steps 40, now 48"),
+    ):
+        p.resume(tmp_path / "kept")
+
+
+def test_a_checkpoint_that_knows_nothing_of_it_is_judged_as_before(begun, tmp_path):
+    path = shutil.copytree(begun["cycle"] / "checkpoints" / "step-5", tmp_path / "step-5") / "manifest.json"
+    body = json.loads(path.read_bytes())
+    del body["parts"]["beginning"], body["sha256"]
+    body["sha256"] = sha256(json.dumps(body, indent=1).encode() + b"\n").hexdigest()
+    path.write_bytes(json.dumps(body, indent=1).encode() + b"\n")
+    assert train(one_cycle(), resume=path.parent, epochs=2).record.resumed_from_step == 5
+    with pytest.raises(UsageError, match=r"another optimizer: lr 0\.00.*, now"):
+        train(one_cycle(max_lr=0.1), resume=path.parent, epochs=2)
+
+
+def test_a_schedule_of_ones_own_without_a_state_trains_where_nothing_is_saved():
+    class Halved:
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        def step(self):
+            self.optimizer.param_groups[0]["lr"] /= 2
+
+    assert train(Halved).epochs[-1]["lr"] == 0.05 / 2**5
