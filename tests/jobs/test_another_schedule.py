@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from functools import partial
 from hashlib import sha256
 
@@ -134,3 +135,61 @@ def test_a_schedule_of_ones_own_without_a_state_trains_where_nothing_is_saved():
             self.optimizer.param_groups[0]["lr"] /= 2
 
     assert train(Halved).epochs[-1]["lr"] == 0.05 / 2**5
+
+
+@pytest.mark.parametrize(
+    ("asked", "length", "way"),
+    [
+        ({"epochs": 3}, 6, r"7\.|epochs=2 \(--epochs\), or steps=6"),
+        ({"epochs": 3}, 7, r"use steps=7 \(--steps\), or make it for 9 steps"),
+        ({"epochs": 9, "steps": 8}, 7, r"a run of 8, which is 9 epochs of 3 steps"),
+    ],
+)
+def test_a_schedule_that_is_shorter_than_the_run_is_refused_before_the_first_step(asked, length, way):
+    def rates(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=length)
+
+    seen = []
+    job = kway.Job(
+        model=nn.Linear(2, 2),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(torch.ones(12, 2), torch.zeros(12, dtype=torch.int64)),
+        batch_size=4,
+        schedule=rates,
+    )
+    with pytest.raises(kway.UsageError, match=rf"{length} steps in all \(total_steps\).*{way}"):
+        kway.train(job, devices="cpu:1", echo=False, **asked)
+    assert not [event for event in seen if event["event"] == "step"]
+    run = kway.train(job, devices="cpu:1", echo=False, epochs=9, steps=length)
+    assert run.record.steps == length
+
+
+class Dated(lr_scheduler.LRScheduler):
+    """Keeps when it was made."""
+
+    def __init__(self, optimizer):
+        self.made = time.time_ns()
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [rate / (1 + self.last_epoch) for rate in self.base_lrs]
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_what_a_schedule_of_the_user_s_keeps_of_its_process_does_not_matter(within, tmp_path):
+    def schedule(optimizer):
+        return lr_scheduler.SequentialLR(optimizer, [Dated(optimizer)], []) if within else Dated(optimizer)
+
+    job = kway.Job(
+        model=partial(nn.Linear, 5, 3),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(X, Y),
+        batch_size=10,
+        schedule=schedule,
+    )
+    common = {"devices": "cpu:1", "echo": False}
+    kway.train(job, epochs=1, out=tmp_path / "first", checkpoint_every="1epochs", **common)
+    run = kway.train(job, epochs=2, out=tmp_path / "second", resume=tmp_path / "first", **common)
+    assert run.record.steps == 8

@@ -1,5 +1,6 @@
 """Gradients of dtypes that are not those of their parameters, and whether they can be summed."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -128,3 +129,53 @@ def test_a_proof_holds_them_against_gradients_that_were_clipped_once(ranks):
     job = kway.Job(Added, nn.MSELoss(), torch.optim.SGD, data=(x, y), batch_size=3, clip=0.5)
     proof = kway.prove(job, devices="cpu:1 cpu:2", ranks=ranks, echo=False)
     assert proof.verdict == "pass", [row["reason"] for row in proof.candidates]
+
+
+class Kept(torch.autograd.Function):
+    """A product that writes the gradient of its weight into memory which it keeps, and returns a view of that."""
+
+    @staticmethod
+    def forward(ctx, x, w, kept):
+        ctx.save_for_backward(x, w)
+        ctx.kept = kept
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        torch.mm(x.T, dy, out=ctx.kept)
+        return dy @ w.T, ctx.kept.view(2, 2), None
+
+
+class Keeps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.kept = nn.Parameter(torch.eye(2)), torch.zeros(2, 2)
+
+    def forward(self, x):
+        return Kept.apply(x, self.w, self.kept)
+
+
+def test_a_gradient_that_lies_in_memory_of_the_user_s_is_not_written_over_by_the_next_micro_batch():
+    x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 1.0], [2.0, 2.0]])
+    job = kway.Job(Keeps, nn.MSELoss(), partial(torch.optim.SGD, lr=0.1), data=(x, 2 * x), batch_size=4)
+    whole, cut = (
+        kway.train(replace(job, micro_batch=size), devices="cpu:1", epochs=1, echo=False).model.w
+        for size in (None, 1)
+    )
+    torch.testing.assert_close(cut, whole)
+
+
+class Nothing(nn.Linear):
+    """Has a part of width 0, in a dtype of its own."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.none = nn.Parameter(torch.zeros(0, 3, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("exactness", ["math", "bits"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_parameter_without_entries_has_a_dtype_of_its_own(exactness, size, ranks):
+    job = kway.Job(Nothing, nn.MSELoss(), torch.optim.SGD, data=(X, X), batch_size=4)
+    kway.train(job, devices=f"cpu:{size}", exactness=exactness, epochs=1, ranks=ranks, echo=False)

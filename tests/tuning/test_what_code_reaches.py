@@ -254,3 +254,46 @@ def test_no_code_of_the_user_runs():
 
     for each in (lambda x: holds, Odd(), HoldsOne, partial(print, Odd())):
         assert code_of(each)
+
+
+class Proxy:
+    """Fails whatever it is asked, as objects do that stand for what is not there yet."""
+
+    def fails(self, *_):
+        raise RuntimeError("not now")
+
+    __class__ = property(fails)
+    __len__ = __iter__ = __bool__ = __getattr__ = fails
+
+
+class Listed(list):
+    def __len__(self):
+        raise RuntimeError("not now")
+
+
+PROXY, LISTED = Proxy(), Listed([1])
+
+
+def asks():
+    return PROXY, LISTED
+
+
+def test_what_fails_when_it_is_asked_counts_by_its_class():
+    assert code_of(asks) == code_of(asks)
+
+
+def test_values_that_are_others_in_each_process_may_be_left_out():
+    def made(when):
+        class Net(nn.Linear):
+            def __init__(self):
+                super().__init__(2, 2)
+                self.when = when
+
+            def forward(self, x):
+                return super().forward(x) + when * 0
+
+        return Net()
+
+    assert code_of(made(1.0)) != code_of(made(2.0))
+    assert code_of(made(1.0), values=False) == code_of(made(2.0), values=False)
+    assert code_of(made(1.0), values=False) != code_of(nn.Linear(2, 2), values=False)

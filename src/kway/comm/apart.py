@@ -82,7 +82,7 @@ class Apart:
                 grad.div_(divisor)
 
     def _can_be_sent(self, grad: Tensor, like: Tensor) -> bool:
-        return grad.dtype == like.dtype and _strides(grad) == _strides(like) and _is_alone(grad)
+        return grad.dtype == like.dtype and _strides(grad) == _strides(like) and is_alone(grad)
 
     def _copied(self, place: int, grad: Tensor | None) -> Tensor:
         own = self._own.get(place)
@@ -115,7 +115,7 @@ def _strides(tensor: Tensor) -> tuple[int, ...] | None:
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
-def _is_alone(tensor: Tensor) -> bool:
+def is_alone(tensor: Tensor) -> bool:
     """Whether nobody else holds a tensor's memory, as who gets the same gradient as a view does."""
     storage = tensor.untyped_storage()
     return _count is not None and _count(storage._cdata) == _NOBODY_ELSE and not tensor.is_neg()

@@ -227,7 +227,7 @@ class Buckets(ABC):
             self.flat.copy_in(bucket.parameters, counts)
             # A gradient that may have to be sent again must stay what it is.
             apart = self.flat.apart.take(bucket.parameters, counts, not (self._watched and self.several))
-            complete = self.begin(bucket, [vector, *apart] if len(vector) else apart)
+            complete = self.begin(bucket, [vector, *apart] if len(vector) or not apart else apart)
             if number < len(self.buckets) - 1:
                 self._sent.update((place, self._state(place)) for place in bucket.parameters)
             self._pending.append(complete)

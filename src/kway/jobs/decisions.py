@@ -14,7 +14,8 @@ def figure_of(job: Job, what: str, name: str | None) -> str | None:
     if job.validation is None:
         raise UsageError(f"{what}={name!r} without validation data", f"{what} is judged on validation data")
     if not isinstance(name, str) or not known_figure(name, job.metrics):
-        raise unknown("validation figure", str(name), ["validation_loss", *job.metrics])
+        also = "METRIC/KEY of a metric that returns a dict"
+        raise unknown("validation figure", str(name), ["validation_loss", *job.metrics], also)
     return name
 
 

@@ -23,8 +23,8 @@ def identity_of(model: nn.Module) -> dict[str, Any]:
     shapes = [[name, list(parameter.shape), str(parameter.dtype)] for name, parameter in held]
     return {
         "parameters": sum(parameter.numel() for _, parameter in held),
-        # How far lists have grown is no part of what a model is.
-        "code": digest([str(model), shapes, code_of(model, lists=False)]),
+        # Values that code finds (a rank, a time) are no part of what a model is: they are others in each process.
+        "code": digest([str(model), shapes, code_of(model, values=False)]),
     }
 
 

@@ -13,7 +13,7 @@ from kway.errors import UsageError
 P = ParamSpec("P")
 T = TypeVar("T")
 # Marks on threads: on the main one which run goes on, on others whose run they are part of.
-_GOES_ON, _PART_OF = "_kway_run", "_kway_part_of"
+_GOES_ON, _PART_OF, _LOCK = "_kway_run", "_kway_part_of", "_kway_lock_of_"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,18 +38,22 @@ def only_run() -> Iterator[None]:
     """
     marks = vars(threading.main_thread())
     own = _Run(_caller(), os.getpid())
-    # One step, whatever other threads do: of several at once one comes first.
-    while (first := marks.setdefault(_GOES_ON, own)).is_over:
-        marks.pop(_GOES_ON, None)
-    _check(first, own)
-    first.inside.append(None)
+    # One of all threads: a dict takes the first one in one step. A process that was forked has its own.
+    lock = marks.setdefault(f"{_LOCK}{own.pid}", threading.Lock())
+    with lock:
+        first = marks.setdefault(_GOES_ON, own)
+        if first.is_over:
+            first = marks[_GOES_ON] = own
+        _check(first, own)
+        first.inside.append(None)
     try:
         yield
     finally:
-        # Loops of the user's own may end in another order than they began.
-        first.inside.pop()
-        if not first.inside and marks.get(_GOES_ON) is first:
-            marks.pop(_GOES_ON)
+        with lock:
+            # Loops of the user's own may end in another order than they began.
+            first.inside.pop()
+            if not first.inside and marks.get(_GOES_ON) is first:
+                marks.pop(_GOES_ON)
 
 
 def alone(function: Callable[P, T]) -> Callable[P, T]:

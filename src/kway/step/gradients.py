@@ -6,6 +6,7 @@ from operator import itemgetter
 import torch
 from torch import nn
 
+from kway.comm.apart import is_alone
 from kway.errors import RefusedError
 
 
@@ -51,18 +52,19 @@ def resolve_conjugates(parameters: Iterable[nn.Parameter]) -> None:
             parameter.grad = parameter.grad.resolve_conj()
 
 
-def keep_apart(parameters: Iterable[nn.Parameter]) -> None:
-    """Give each gradient memory of its own.
+def keep_apart(parameters: Iterable[nn.Parameter], more: bool = False) -> None:
+    """Give each gradient memory of its own. ``more``: also where somebody keeps it who may write to it in backward.
 
     Both summands of a sum have one gradient, and where torch hands it to them as two views it leaves them so (compiled
     code often does). What then changes one in place, as adding up micro-batches, dividing and clipping do, would change
-    the other as well.
+    the other as well. A function of the user's may return a view of memory that it fills anew in the next backward
+    pass, to which this one's gradient is to be added.
     """
     held = [(p, p.grad) for p in parameters if p.grad is not None]
     # Without gaps: torch copies what does not lie so before it makes a gradient of it.
     spans = [(g.data_ptr(), g.nbytes, p, g) for p, g in held if g.layout == torch.strided]
     reached = 0
     for start, length, parameter, grad in sorted(spans, key=itemgetter(0)):
-        if length and start < reached:
+        if length and (start < reached or (more and not is_alone(grad))):
             parameter.grad = grad.clone()
         reached = max(reached, start + length)

@@ -184,7 +184,7 @@ class ShareStep(StepCore):
                 self.backward(objective, output)
             if not ahead:
                 # What was sent ahead has been copied, and is looked at again.
-                keep_apart(self.parameters)
+                keep_apart(self.parameters, more=number < len(micro) - 1)
             if counts and not ahead and self._alone is not False:
                 self._alone = self._begun() == after
             if kept is not None:

@@ -18,6 +18,7 @@ from kway.training.facts import as_text, digest
 BEGINNING = "beginning"
 # What follows from the optimizer's rates, or from the schedule's other values, and says nothing beside these.
 _DERIVED = ("base_lrs", "_last_lr")
+_TORCH = "torch.optim.lr_scheduler"
 _CLASS = "class"
 _PLAIN = (bool, int, float, str)
 _LONG, _DEEP, _MOST = 64, 8, 4
@@ -126,7 +127,7 @@ def _differing(then: Mapping[str, str], now: Mapping[str, str], otherwise: bool)
     # Another version of torch keeps more of the same, or less.
     both = {_first(name) for name in then} & {_first(name) for name in now}
     names = [name for name in {**then, **now} if then.get(name) != now.get(name) and _first(name) in both]
-    own = [name for name in names if not name.startswith(_DERIVED)]
+    own = [name for name in names if not any(f".{each}" in f".{name}" for each in _DERIVED)]
     # What it was told goes by plain names; what it made of that, mostly, by others.
     told = [name for name in own if not name.rpartition(".")[2].startswith("_")]
     shown = told or own or ([] if otherwise else names)
@@ -146,11 +147,9 @@ def _values(schedule: Any) -> dict[str, str]:
     own = schedule.own if isinstance(schedule, Scaled) else schedule
     if own is None:
         return {}
-    try:
-        state = own.state_dict()
-    except Exception:  # one that has none, or fails, is told of where it is saved
-        state = {}
-    return {_CLASS: type(own).__name__, **dict(_flat(state))}
+    # A class of the user's own may keep what is another value in each process, as the time at which it was made.
+    known = all(type(each).__module__ == _TORCH for each in [own, *getattr(own, "_schedulers", ())])
+    return {_CLASS: type(own).__name__, **dict(_flat(own.state_dict() if known else {}))}
 
 
 def _flat(value: Any, way: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch.optim.lr_scheduler import OneCycleLR
+
 from kway.data.parts import Parts
+from kway.errors import UsageError
+from kway.step.scaling import Scaled
 from kway.training.spec import TrainSpec
 from kway.units import counted
 
@@ -38,6 +42,28 @@ def too_many_steps(spec: TrainSpec, parts: Parts) -> list[str]:
         f"steps={spec.steps} (--steps) will not be reached: {counted(spec.epochs, 'epoch')} of {counted(each, 'step')} "
         f"end the run after {each * spec.epochs:,}; epochs= (--epochs) asks for more"
     ]
+
+
+def check_schedule(spec: TrainSpec, parts: Parts, schedule: Any) -> None:
+    """Raise ``UsageError`` for a ``schedule`` that refuses steps before the run ends, where that is known by now.
+
+    Of torch's own it is OneCycleLR that does. A run that may stop early may end before it comes to that.
+    """
+    own = schedule.own if isinstance(schedule, Scaled) else schedule
+    each = parts.order.steps(0) if parts.order.digest(0) is None else None
+    if each is None or spec.early_stop is not None or not isinstance(own, OneCycleLR):
+        return
+    length = own.total_steps
+    steps = each * spec.epochs if spec.steps is None else min(spec.steps, each * spec.epochs)
+    if steps <= length:
+        return
+    epochs = f"epochs={length // each} (--epochs), or " if length % each == 0 else ""
+    raise UsageError(
+        f"a schedule of {counted(length, 'step')} in all (total_steps) for a run of {steps:,}, which is "
+        f"{counted(spec.epochs, 'epoch')} of {counted(each, 'step')}",
+        "it has a rate for as many steps as it was made for, and none beyond",
+        f"use {epochs}steps={length} (--steps), or make it for {steps:,} steps",
+    )
 
 
 def too_few_steps(spec: TrainSpec, taken: int) -> list[str]:

@@ -22,7 +22,7 @@ from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
 from kway.training.began import check_options
-from kway.training.beginning import start_of, too_few_steps, too_many_steps
+from kway.training.beginning import check_schedule, start_of, too_few_steps, too_many_steps
 from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
@@ -161,6 +161,7 @@ class Loop:
         """Go on from where the run is to; say what is known before the first step; return what it lacks in steps."""
         self.resumed = self._resume()
         foreseen = too_many_steps(self.spec, train)
+        check_schedule(self.spec, train, self.engine.schedule)
         self.own_notices += foreseen
         self._say(start_of(self.spec, train, self.loader.steps(0), self.resumed, self.subject))
         for line in dict.fromkeys([*self.spec.told, *self._set_up(), *self._all_notices]):

@@ -27,16 +27,17 @@ _NAMED = (type, FunctionType, MethodType, BuiltinFunctionType)
 _OF_TORCH = vars(nn.Module()).keys() - {"_parameters", "_forward_hooks", "_forward_pre_hooks"}
 
 
-def code_of(value: Any, lists: bool = True) -> str:
+def code_of(value: Any, lists: bool = True, values: bool = True) -> str:
     """Return what tells a function, class, ``partial`` or object from others: its name and a digest.
 
     The digest is of its code, of what that calls, wherever it is found (globals, modules of the user's, closures,
     defaults, attributes, methods of classes), and of plain values there; of torch and installed packages it is of the
-    name and version. ``lists``: whether plain values in lists and dicts count, which may change while a run goes on.
+    name and version. ``lists``: whether plain values in lists and dicts count, which may change while a run goes on;
+    ``values``: whether any do, beside those in code, which may be others in each process.
     """
     if value is None:
         return ""
-    told = hashlib.sha256("\n".join(_Walk(lists).told(value)).encode()).hexdigest()[:12]
+    told = hashlib.sha256("\n".join(_Walk(lists, values).told(value)).encode()).hexdigest()[:12]
     named = value
     while isinstance(named, partial):
         named = named.func
@@ -53,8 +54,8 @@ def object_code(value: Any) -> str:
 class _Walk:
     """Looks at what is reached from a value, nearest first, each once; how deep it lies makes no difference."""
 
-    def __init__(self, lists: bool) -> None:
-        self._lists = lists
+    def __init__(self, lists: bool, values: bool) -> None:
+        self._lists, self._values = lists, values
         # With the number by which others name it; held, since an id may be given again.
         self._seen: dict[int, tuple[int, Any]] = {}
         self._waiting: deque[tuple[Any, bool]] = deque()
@@ -65,21 +66,31 @@ class _Walk:
         yield self._named(value)
         while self._waiting and len(self._seen) < MOST:
             each, plain = self._waiting.popleft()
-            yield self._line(each, plain)
+            try:
+                line = self._line(each, plain)
+            except Exception:  # what an object of the user's is asked for may fail in any way
+                line = type(each).__name__
+            yield line
 
     def _named(self, value: Any, plain: bool = True) -> str:
         """Return the text by which ``value`` counts where it is found; what has more to tell gets a line later.
 
         ``plain``: whether values that are no code count.
         """
+        try:
+            return self._name(value, plain and self._values)
+        except Exception:
+            return type(value).__name__
+
+    def _name(self, value: Any, plain: bool) -> str:
         kind = type(value)
         if kind in PLAIN:
             return PLAIN[kind](value) if plain else ""
-        if isinstance(value, nn.Parameter):
+        if _is(value, nn.Parameter):
             size = "" if torch.nn.parameter.is_lazy(value) else list(value.shape)
             return f"parameter {size} {value.dtype}" if plain else ""
-        counts = plain and (self._lists or not isinstance(value, dict | list))
-        if isinstance(value, torch.Tensor | ModuleType) or holds_nothing(value, counts):
+        counts = plain and (self._lists or not _is(value, dict | list))
+        if _is(value, torch.Tensor | ModuleType) or holds_nothing(value, counts):
             return ""
         if id(value) not in self._seen:
             self._seen[id(value)] = len(self._seen), value
@@ -91,22 +102,22 @@ class _Walk:
         return ", ".join(f"{key}={text}" for key, text in texts if text)
 
     def _line(self, value: Any, plain: bool) -> str:
-        if isinstance(value, FunctionType):
+        if _is(value, FunctionType):
             return self._function(value)
-        if isinstance(value, MethodType):
+        if _is(value, MethodType):
             return f"method {self._named(value.__func__)} {self._named(value.__self__)}"
-        if isinstance(value, partial):
+        if _is(value, partial):
             given: dict[Any, Any] = {"": value.func, **dict(enumerate(value.args)), **value.keywords}
             return f"partial {self._items(given.items())}"
-        if isinstance(value, type):
+        if _is(value, type):
             return self._class(value)
-        if isinstance(value, frozenset):
+        if _is(value, frozenset):
             return constant(frozenset(self._named(each, plain) for each in value if type(each) in PLAIN))
-        if isinstance(value, list | tuple):
-            counts = plain and (self._lists or not isinstance(value, list))
+        if _is(value, list | tuple):
+            counts = plain and (self._lists or not _is(value, list))
             return f"list {self._items(islice(enumerate(inside(value)), MOST_ITEMS), counts)}"
-        if isinstance(value, dict | SimpleNamespace | Namespace):
-            value = value if isinstance(value, dict) else vars(value)
+        if _is(value, dict | SimpleNamespace | Namespace):
+            value = value if _is(value, dict) else vars(value)
             # Keys that are numbers may be counted up by the process, as torch does for hooks.
             held = islice(dict.items(value), MOST_ITEMS)
             named = ((key if type(key) is str else "", each) for key, each in held)
@@ -153,18 +164,23 @@ class _Walk:
         with suppress(AttributeError):
             held = object.__getattribute__(value, "__dict__")
         own = not is_library(kind.__module__)
-        if isinstance(value, nn.Module) or own:
+        if _is(value, nn.Module) or own:
             if own and kind not in self._states:
                 self._states[kind] = state_names(kind)
-            left = self._states.get(kind, set()) | (_OF_TORCH if isinstance(value, nn.Module) else set())
+            left = self._states.get(kind, set()) | (_OF_TORCH if _is(value, nn.Module) else set())
             # The last are numbers of what torch.compile made in this process.
             kept = [name for name in held if name not in left and not name.startswith("_torchdynamo")]
             shown = {name: held[name] for name in sorted(kept)}
-            if isinstance(value, nn.Module):
+            if _is(value, nn.Module):
                 shown |= held.get("_modules", {})
             return f"object {self._named(kind)} {self._items(shown.items())}"
-        if isinstance(value, torch.utils.data.Dataset | torch.utils.data.DataLoader):
+        if _is(value, torch.utils.data.Dataset | torch.utils.data.DataLoader):
             return f"object {name_of(kind)} {self._items(sorted(held.items()), plain=False)}"
         # What functools.cache and the like make is of no class of the user's.
-        named = name_of(value if isinstance(value, _NAMED) else kind)
+        named = name_of(value if _is(value, _NAMED) else kind)
         return f"{named} {self._named(held.get('__wrapped__'))}"
+
+
+def _is(value: Any, kinds: Any) -> bool:
+    """Whether a value is of one of some classes, without asking it: a proxy says that it is of another."""
+    return issubclass(type(value), kinds)
