@@ -50,6 +50,12 @@ def saved(tmp_path_factory):
     return folder
 
 
+def removed(folder):
+    """Remove a folder into which a rank may be writing meanwhile."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def at(event, act):
     """Return a callback that calls ``act`` at the first event of this name."""
     done = []
@@ -96,7 +102,7 @@ def test_a_second_run_in_the_folder_is_refused_and_the_first_is_whole(ranks, tmp
 @pytest.mark.parametrize("how", ["removed", "renamed"])
 def test_a_folder_that_goes_away_is_one_true_error(ranks, tmp_path, size, how):
     folder = tmp_path / "run"
-    act = partial(shutil.rmtree, folder) if how == "removed" else partial(folder.rename, tmp_path / "moved")
+    act = partial(removed, folder) if how == "removed" else partial(folder.rename, tmp_path / "moved")
     # Ranks do not wait for the callback: where they are done before it, they say that.
     said = "removed or renamed while the run was at work|and weights.safetensors was written before"
     with pytest.raises(KwayError, match=said) as caught:

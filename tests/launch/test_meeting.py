@@ -121,8 +121,13 @@ def test_ranks_that_do_not_come_are_named(tmp_path):
 
 def test_two_processes_of_one_rank_and_ranks_of_two_jobs_are_errors(tmp_path):
     method = InitMethod(path=tmp_path / "meeting")
-    found = together(method, [*of(3), of(3)[1]], timedelta(seconds=15))
-    errors = [str(each) for each in found if isinstance(each, UsageError)]
+    errors = []
+    # A process that comes when the others have met and gone is none of two: it finds nobody.
+    for _ in range(4):
+        found = together(method, [*of(3), of(3)[1]], timedelta(seconds=4))
+        errors += [str(each) for each in found if isinstance(each, UsageError)]
+        if errors:
+            break
     assert len(errors) == 1
     assert errors[0].startswith("two processes say that they are rank 1 of 3 at file:")
     found = together(method, [of(2)[0], of(3)[1]], timedelta(seconds=15))
