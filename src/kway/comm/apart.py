@@ -82,7 +82,7 @@ class Apart:
                 grad.div_(divisor)
 
     def _can_be_sent(self, grad: Tensor, like: Tensor) -> bool:
-        return grad.dtype == like.dtype and _strides(grad) == _strides(like) and is_alone(grad)
+        return grad.dtype == like.dtype and lies_like(grad, like) and is_alone(grad)
 
     def _copied(self, place: int, grad: Tensor | None) -> Tensor:
         own = self._own.get(place)
@@ -108,17 +108,19 @@ def can_lie_apart(parameter: torch.nn.Parameter) -> bool:
     return parameter.is_contiguous() or parameter.is_contiguous(memory_format=formats)
 
 
-def _strides(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the strides that matter, ``None`` of a sparse tensor."""
-    if tensor.layout != torch.strided:
-        return None
-    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+def lies_like(grad: Tensor, like: Tensor) -> bool:
+    """Whether a gradient lies in memory as a tensor of its shape does, entry by entry, which has no gaps."""
+    if grad.layout != torch.strided or grad.is_complex() or grad.is_neg():
+        return False
+    strides = zip(grad.shape, grad.stride(), like.stride(), strict=True)
+    # How far apart neighbours would be, of which there is one, does not matter.
+    return all(one == other for size, one, other in strides if size > 1)
 
 
 def is_alone(tensor: Tensor) -> bool:
     """Whether nobody else holds a tensor's memory, as who gets the same gradient as a view does."""
     storage = tensor.untyped_storage()
-    return _count is not None and _count(storage._cdata) == _NOBODY_ELSE and not tensor.is_neg()
+    return _count is not None and _count(storage._cdata) == _NOBODY_ELSE
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kway.comm.apart import Apart, can_lie_apart
+from kway.comm.apart import Apart, can_lie_apart, lies_like
 from kway.comm.rows import as_real, from_rows, has_rows, write
 
 Tensor = torch.Tensor
@@ -36,7 +36,7 @@ class FlatGradients:
     summed; flags and numbers lie at the front of the one with number ``carrier``, and ``pieces`` says where each
     parameter lies. Sparse gradients lie there with their zeros. Those of the parameters named in ``tables`` are
     handed out sparse again: they have a flag a row. ``beside``: parameters of the same model whose gradients
-    travel otherwise. ``large_apart``: large gradients lie in no vector and are handed over one by one (``sent``): each
+    travel otherwise. ``large_apart``: large gradients lie in no vector but in ``apart``: each
     has a number of its own in ``pieces``, behind those of ``vectors``, and ``homes`` says beside which vector it
     travels.
     """
@@ -133,7 +133,7 @@ class FlatGradients:
                 empty.append(view)
             elif grad.is_sparse:
                 write(grad, view)
-            elif _lies_like(grad, view):
+            elif lies_like(grad, view):
                 if grad.data_ptr() == view.data_ptr():
                     continue  # backward has added to what was handed out
                 whole[place] = grad.detach().as_strided((grad.numel(),), (1,))
@@ -219,13 +219,6 @@ def _dtype_of(parameter: torch.nn.Parameter) -> torch.dtype:
     """Return the dtype of a parameter's gradient, or of its parts: its own, but where ``grad_dtype`` says otherwise."""
     wanted: torch.dtype = getattr(parameter, "grad_dtype", parameter.dtype)
     return wanted.to_real() if wanted.is_complex else wanted
-
-
-def _lies_like(grad: Tensor, view: Tensor) -> bool:
-    """Whether a gradient lies in memory as its place in a vector does, entry by entry."""
-    if grad.is_complex() or grad.is_neg():
-        return False
-    return grad.stride() == view.stride() or (grad.is_contiguous() and view.is_contiguous())
 
 
 def _runs(found: dict[int, Tensor], pieces: Sequence[Piece]) -> Iterator[tuple[int, int, int, list[Tensor]]]:
