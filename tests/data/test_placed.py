@@ -173,6 +173,28 @@ def test_indices_are_not_worked_out_before_they_are_asked_for(monkeypatch):
         shares[0].indices  # noqa: B018
 
 
+def test_the_order_of_the_next_epoch_is_there_when_an_epoch_ends(monkeypatch):
+    worked_out = []
+    original = placed.order_on
+
+    def order_on(device, order, epoch):
+        worked_out.append(epoch)
+        return original(device, order, epoch)
+
+    monkeypatch.setattr(placed, "order_on", order_on)
+    parts = take_apart((X, Y), batch_size=8, seed=3, shuffle=True)
+    there = place(parts, CPU, partial(outline, rank=0, size=1, micro_batch=None), ROOM)
+    # One that is left before its end, and one that is gone back to.
+    for epoch, known in ((0, [0, 1]), (1, [0, 1, 2]), (5, [0, 1, 2, 5, 6]), (0, [0, 1, 2, 5, 6, 0, 1])):
+        shares = list(there.epoch(epoch))
+        assert worked_out == known
+        assert [share.micro[0][0][1].tolist() for share in shares] == [
+            Y[parts.order.batch(epoch, step)].tolist() for step in range(4)
+        ]
+    next(there.epoch(1))
+    assert worked_out == known
+
+
 def test_at_most_a_quarter_of_what_is_free():
     assert fits(25, 100)
     assert not fits(26, 100)

@@ -116,6 +116,8 @@ class Placed:
         self.bytes = bytes_needed(rows, order, device) or 0
         self._cuts: dict[int, _Cut] = {}
         self._at_once = 0
+        # The number of an epoch and its order.
+        self._ready: tuple[int, Tensor] | None = None
 
     def _copy(self) -> None:
         self._readers = None  # what is there has no room beside what comes
@@ -133,7 +135,8 @@ class Placed:
         if versions(self._rows) != self._versions:
             self._copy()
         size, step = self.order.batch_size, start
-        order = order_on(self.device, self.order, epoch)
+        ready, self._ready = self._ready, None
+        order = ready[1] if ready and ready[0] == epoch else order_on(self.device, self.order, epoch)
         whole = self.order.samples // size
         while step < self.order.steps(epoch):
             cut = self._cut(min(size, self.order.samples - step * size))
@@ -150,6 +153,8 @@ class Placed:
                 self._at_once = _at_once(micro)
             yield self._share(micro, cut, epoch, step)
             step += 1
+        # The device is still at the last steps: worked out later, it would wait for the next order.
+        self._ready = epoch + 1, order_on(self.device, self.order, epoch + 1)
 
     def _together(self, order: Tensor, cut: _Cut, epoch: int, step: int, taken: int) -> Iterator[Share]:
         """Take the batches of ``taken`` whole steps at once, and hand them out one by one."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -33,14 +34,23 @@ class Recorder(Protocol):
         """
 
 
+@cache
+def _stream_of(device: torch.device) -> Any:
+    """Return the stream that a device's work is recorded on, always the same.
+
+    cuBLAS keeps 32 MiB or more for each stream that it was ever used on, as long as the process lives.
+    """
+    stream: Any = torch.cuda.Stream
+    return stream(device)
+
+
 class CudaRecorder:
     """Records as CUDA graphs, which share one pool of memory: they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._alive: WeakSet[CudaRecording] = WeakSet()
-        stream: Any = torch.cuda.Stream
-        self._stream = stream(device)
+        self._stream = _stream_of(device)
 
     def record(self, work: Callable[[Draws], None], places: int) -> "CudaRecording":
         """Record ``work``: see ``Recorder``."""
