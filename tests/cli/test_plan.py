@@ -60,6 +60,21 @@ def test_a_plan_is_printed_drawn_and_gone_by(words, capsys, tmp_path):
     assert (record["strategy"], record["predicted_step_s"]) == ("single", pytest.approx(2.6e-3))
 
 
+def test_a_plan_that_cannot_be_is_made_anew_and_not_gone_by(words, capsys, tmp_path):
+    """One device of a busy moment: two would be far more than twice as fast."""
+    slow = workload((4, 8, 16), model="small", threads=(2,), per_sample_s=1e-2)
+    fast = workload((4, 8, 16), model="small", threads=(1,), devices=2)
+    both = {"timings": [*slow.timings, *fast.timings], "fits": [*slow.fits, *fast.fits]}
+    workload((4, 8, 16), model="small", **both).save(tmp_path)
+    measurements(latency_s=1e-6).save(tmp_path)
+    assert main(["plan", *words, "--out", "plan", "--batch-size", "16", "--devices", "1,2"]) == 0
+    text = capsys.readouterr().out
+    assert "which by what is known 2 devices cannot be" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("next ")]
+    again = "kway plan small.py:job --batch-size 16 --devices 1,2 --strategy single,data"
+    assert line == f"next       {again} --measurements measurements.json --out plan --refresh"
+
+
 def test_json_alone_goes_to_standard_output(words, capsys):
     assert main(["plan", *words, "--out", "plan", "--json", "--devices", "cpu", "--check"]) == 0
     captured = capsys.readouterr()

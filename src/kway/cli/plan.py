@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.cli._job import says_that_data_is_usual
     from kway.errors import UsageError
     from kway.jobs.planning import plan
+    from kway.planning.doubts import impossible
     from kway.report.plan_plots import draw
     from kway.report.plans import lines_of
 
@@ -100,8 +101,17 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(["", *lines_of(record), f"wrote      {folder}/: {wrote}"]))
     if record.estimate_only:
         return 0
-    print(f"next       {_next(args, folder, record.level)}")
+    # What cannot be is nothing to go by.
+    doubted = impossible(record.candidates, given=())
+    print(f"next       {_anew(args) if doubted else _next(args, folder, record.level)}")
     return 0
+
+
+def _anew(args: argparse.Namespace) -> str:
+    """Return the command that finds out anew what this plan rests on; measurements that were handed in stay."""
+    from kway.cli._begun import repeated
+
+    return shlex.join([*repeated("plan", args, but=("workload", "refresh")), "--refresh"])
 
 
 def _next(args: argparse.Namespace, folder: Path, level: str) -> str:
