@@ -52,9 +52,9 @@ def _help(candidate: Candidate, row: dict[str, Any], price: Pricer, room: Room, 
         flag = "--batch-size-per-device" if scaling.weak else "--batch-size"
         share = -(-scaling.of(candidate.devices, most) // candidate.devices)
         return (
-            f"what would help: {flag} {most}, or the same batch in parts, --micro-batch {share} (at level math not of a "
-            "model with batch normalisation); kway train --settings recompute=true keeps fewer activations of a model "
-            "made of blocks"
+            f"what would help: {flag} {most}, or the same batch in parts, --micro-batch {share} (at level math not of "
+            "a model with batch normalisation); kway train --settings recompute=true keeps fewer activations of a "
+            "model made of blocks"
         )
     # Of the smallest batch: what shrinks with the samples may hide what does not.
     least = price(candidate, scaling.of(candidate.devices, 1)).memory
