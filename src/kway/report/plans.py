@@ -169,7 +169,7 @@ def trust(record: Planned) -> list[str]:
             f"history    off by {history['mean_error']:.0%} on average in {counted(history['checks'], 'check')} here"
         )
     elif not record.estimate_only:
-        lines.append("history    no check has been made here yet (--check makes one)")
+        lines.append("history    no check is kept here yet (--check makes one)")
     if record.estimate_only:
         lines.append("estimate   this machine is not here: nothing of it was measured")
     return lines
