@@ -111,6 +111,8 @@ def _names(terms: Mapping[str, float]) -> str:
 
 def _from_batch_on(row: Row) -> str:
     """Say from where on more devices win, or that they never do."""
+    if not row["break_even"].get("known", True):
+        return "from which batch on is not known"
     batch, flop = row["break_even"]["batch_size"], row["break_even"]["flop_per_sample"]
     if batch is not None:
         return f"from batch {_rounded(batch):,} on, {row['devices']} win"

@@ -139,7 +139,8 @@ def _whole(record: Planned) -> list[str]:
     ]
     if record.serial_fraction is None and one_device(record.candidates, best) is not None:
         lines.append(
-            "serial     not known: with fewer samples one device is not as much faster as several are predicted to be"
+            "serial     not known: with fewer samples one device was not timed, or is not as much faster as several "
+            "are predicted to be"
         )
     if record.serial_fraction is not None:
         text = f"serial     {record.serial_fraction:.1%} of a step on one device stays whatever its samples"
