@@ -381,6 +381,16 @@ def test_every_step_kind_is_timed_on_a_gpu_and_peaks_are_the_allocators():
     assert record.device_name
 
 
+@pytest.mark.gpu
+def test_on_gpus_large_gradients_lie_in_no_vector():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    # A weight of 1 MiB, and a bias of 128 KiB.
+    record = profiled(job(partial(nn.Linear, 8, 1 << 15)), devices="cuda:0,1", step_kind="eager")
+    assert 1 << 17 <= record.memory["vector_bytes"] < 1 << 18
+    assert record.memory["first_copies_bytes"] == 0
+
+
 @pytest.mark.parametrize("model", [net, lambda: nn.Linear(8, 4)], ids=["dropout", "none"])
 def test_a_profile_knows_whether_steps_draw_on_the_cpu(model):
     assert profiled(job(model)).draws_on_cpu == (model is net)
