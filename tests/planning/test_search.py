@@ -136,6 +136,8 @@ def test_weak_scaling_gives_each_device_the_batch_and_ranks_by_samples():
     assert rows[0]["samples_per_s"] == pytest.approx(128 / rows[0]["step_s"])
     assert "(a step of 128 samples against one of 64)" in rows[0]["reason"]
     assert Scaling(64, weak=True).of(3) == 192
+    loser = found(64, line(all_reduce_s=0.05), weak=True).rows[1]
+    assert loser["reason"].endswith(" a device on, 2 win")
 
 
 def test_more_ranks_than_cores_are_priced_and_never_chosen():

@@ -103,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     # What cannot be is nothing to go by.
     doubted = impossible(record.candidates, given=())
-    print(f"next       {_anew(args) if doubted else _next(args, folder, record.level)}")
+    batch = record.best["batch_size"]
+    print(f"next       {_anew(args) if doubted else _next(args, folder, record.level, batch)}")
     return 0
 
 
@@ -114,10 +115,13 @@ def _anew(args: argparse.Namespace) -> str:
     return shlex.join([*repeated("plan", args, but=("workload", "refresh")), "--refresh"])
 
 
-def _next(args: argparse.Namespace, folder: Path, level: str) -> str:
-    """Return the command that trains as it was planned."""
+def _next(args: argparse.Namespace, folder: Path, level: str, batch: int) -> str:
+    """Return the command that trains as it was planned, with a global ``batch``."""
     from kway.cli._begun import again
 
     words = ["kway", "train", args.model, "--plan", f"{folder}/plan.json", *again(args)]
+    if args.batch_size is not None or args.batch_size_per_device is not None:
+        # A job may have another one of its own.
+        words += ["--batch-size", str(batch)]
     # A plan never lowers the level of a run, which is math where nobody says another.
     return shlex.join(words + (["--exactness", level] if level == "loose" else []))
