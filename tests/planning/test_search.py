@@ -93,7 +93,7 @@ def test_of_one_share_nothing_is_said_of_other_batches():
     result = found(4, one_share)
     loser = next(row for row in result.rows if row["devices"] == 2)
     assert loser["break_even"] == {"batch_size": None, "flop_per_sample": None, "known": False}
-    assert loser["reason"].endswith("; from which batch on is not known")
+    assert loser["reason"].endswith("; from which batch on 2 win is not known")
     assert (result.serial_fraction, result.amdahl_bound) == (None, None)
     with pytest.raises(UsageError, match=r"are missing.*what would help"):
         found(4, one_share, room=1)

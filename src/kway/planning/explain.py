@@ -112,7 +112,7 @@ def _names(terms: Mapping[str, float]) -> str:
 def _from_batch_on(row: Row, each: bool) -> str:
     """Say from where on more devices win, or that they never do. ``each``: whether the batch is one for each device."""
     if not row["break_even"].get("known", True):
-        return "from which batch on is not known"
+        return f"from which batch on {row['devices']} win is not known"
     batch, flop = row["break_even"]["batch_size"], row["break_even"]["flop_per_sample"]
     if batch is not None:
         size = f"{_rounded(batch):,} a device" if each else f"{_rounded(batch):,}"

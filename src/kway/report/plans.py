@@ -135,7 +135,7 @@ def _whole(record: Planned) -> list[str]:
     """Say what was chosen, and what bounds any number of devices."""
     best = record.best
     lines = [
-        f"chosen     {titled(best)}: {seconds_text(best['step_s'])} a step of {best['batch_size']:,} samples"
+        f"chosen     {titled(best)}: {seconds_text(best['step_s'])} a step of {counted(best['batch_size'], 'sample')}"
     ]
     if record.serial_fraction is None and one_device(record.candidates, best) is not None:
         lines.append(
