@@ -28,7 +28,9 @@ _FORMS: dict[str, Any] = {
             "batch_size": _COUNT, "step_s": _SECONDS, "terms": {str: _SECONDS}, "memory_bytes": AtLeast(0, int),
             "memory": Maybe(dict[str, float]), "room_bytes": Maybe((AtLeast(0, int), None)), "fits": bool,
             "missing_bytes": AtLeast(0, int), "eligible": Maybe(bool), "samples_per_s": AtLeast(0), "reason": str,
-            "break_even": {"batch_size": (_COUNT, None), "flop_per_sample": (AtLeast(0), None)},
+            "break_even": {
+                "batch_size": (_COUNT, None), "flop_per_sample": (AtLeast(0), None), "known": Maybe(bool),
+            },
             "notes": Maybe(list[str]), "measured_step_s": Maybe((_SECONDS, None)), "error": Maybe((float, None)),
             "rounds": Maybe([_SECONDS]),
         }
@@ -58,7 +60,8 @@ class Planned(Record):
     ``step_s``, ``terms`` (exposed seconds by name, their sum is ``step_s``), ``memory_bytes`` (of each device) and
     ``memory`` (its parts by name), ``room_bytes`` (what a device has, or ``None``), ``fits``, ``missing_bytes``,
     ``eligible`` (whether it may be chosen), ``samples_per_s``, ``reason`` (a sentence), ``break_even``
-    (``batch_size`` and ``flop_per_sample`` from which it is faster than one device, or ``None`` each), ``notes``;
+    (``batch_size`` and ``flop_per_sample`` from which it is faster than one device, or ``None`` each, and whether that
+    is ``known``), ``notes``;
     after a check ``measured_step_s``, ``error`` (predicted / measured - 1) and ``rounds`` (the step of each run).
     ``chosen``: which candidate. ``left``: what could not be priced, with ``why``. ``scaling``: ``strong`` or ``weak``,
     where ``batch_size`` is that of one device. ``serial_fraction``: of a step on one device, what does not get

@@ -30,6 +30,7 @@ _FORMS: dict[str, Any] = {
     "memory": {
         "activation_bytes_per_sample": _SIZE, "activation_fixed_bytes": _SIZE, "workspace_bytes": _SIZE,
         "checkpointed_activation_bytes_per_sample": (_SIZE, None),
+        "vector_bytes": Maybe((_BYTES, None)), "first_copies_bytes": Maybe((_BYTES, None)),
         "peak": [{"step_kind": str, "devices": _COUNT, "samples": _COUNT, "bytes": _BYTES}],
     },
     "timings": [
@@ -68,9 +69,10 @@ class Workload(Record):
     real step), ``buffer_bytes``, ``tied`` (names of parameters that are another one under a second name), each tensor
     counted once. ``gradients``: elements by type of the numbers that devices add up. ``memory``: what stays for
     backward, ``activation_bytes_per_sample`` and ``activation_fixed_bytes``, with checkpointing
-    ``checkpointed_activation_bytes_per_sample`` (or ``None``), ``workspace_bytes`` (most that a step takes beside), and
-    ``peak``: ``step_kind``, ``devices`` (as one of so many, with its gradients in flat vectors where they are several),
-    ``samples``, ``bytes`` of a whole step.
+    ``checkpointed_activation_bytes_per_sample`` (or ``None``), ``workspace_bytes`` (most that a step takes beside), of
+    one of several devices ``vector_bytes`` (what stays to add gradients up) and ``first_copies_bytes`` (what does in
+    the first steps besides; ``None`` each where it is not known), and ``peak``: ``step_kind``, ``devices`` (as one of
+    so many), ``samples``, ``bytes`` of a whole step, not of the first ones.
 
     ``timings``: one each with ``step_kind``, ``threads`` (of the host), ``devices`` (of so many it does what one does,
     but for what goes between them), ``samples`` (of the share), ``part`` (of ``PARTS``), ``seconds`` (the median),

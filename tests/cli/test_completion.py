@@ -70,6 +70,12 @@ def test_every_flag_of_every_command_is_offered(command, offered):
         (["train", "lenet", "--timeline", "--js"], ["--json"]),
         (["completion", "z"], ["zsh"]),
         (["train", "lenet", "--lr-scale", ""], ["linear", "sqrt"]),
+        (["train", "lenet", "--strategy", ""], ["auto", *STRATEGIES]),
+        (["plan", "lenet", "--strategy", "au"], ["auto"]),
+        (["plan", "lenet", "--step-kind", "a"], ["auto"]),
+        # What is proved is named.
+        (["prove", "lenet", "--strategy", ""], list(STRATEGIES)),
+        (["prove", "lenet", "--step-kind", "a"], []),
         (["train", "lenet", "--tracker", ""], ["tensorboard", "wandb", "mlflow"]),
         (["plan", "lenet", "--on", "8x"], ["8xa100", "8xh100"]),
         (["data", ""], ["list", "fetch"]),
@@ -93,7 +99,23 @@ def test_what_is_offered_is_what_there_is():
     assert set(EXACTNESS) == set(LEVELS)
     assert set(STRATEGIES) == {"single", *axes()}
     assert set(LR_SCALES) == set(RULES)
-    assert set(values()) <= {a.dest for c in grammar() for a in (*c.flags, *c.places)}
+    taken = {(c.name, a.dest) for c in grammar() for a in (*c.flags, *c.places)}
+    for name in values():
+        command, _, dest = name.rpartition(" ")
+        assert any(dest == own and command in ("", of) for of, own in taken), name
+
+
+@pytest.mark.parametrize("shell", [zsh, fish])
+def test_a_command_with_names_of_its_own_is_offered_those_in_other_shells(shell):
+    strategies = {
+        command.name: line
+        for command in grammar()
+        if any(flag.dest == "strategy" for flag in command.flags)
+        for line in shell([command], values()).splitlines()
+        if "strategy" in line and "single data threads" in line
+    }
+    assert "auto single" in strategies["train"]
+    assert "auto single" not in strategies["prove"]
 
 
 # What values are that have no names: numbers, lengths of time, places, and what a user's own code calls things.

@@ -60,6 +60,21 @@ def test_a_plan_is_printed_drawn_and_gone_by(words, capsys, tmp_path):
     assert (record["strategy"], record["predicted_step_s"]) == ("single", pytest.approx(2.6e-3))
 
 
+def test_a_plan_that_cannot_be_is_made_anew_and_not_gone_by(words, capsys, tmp_path):
+    """One device of a busy moment: two would be far more than twice as fast."""
+    slow = workload((4, 8, 16), model="small", threads=(2,), per_sample_s=1e-2)
+    fast = workload((4, 8, 16), model="small", threads=(1,), devices=2)
+    both = {"timings": [*slow.timings, *fast.timings], "fits": [*slow.fits, *fast.fits]}
+    workload((4, 8, 16), model="small", **both).save(tmp_path)
+    measurements(latency_s=1e-6).save(tmp_path)
+    assert main(["plan", *words, "--out", "plan", "--batch-size", "16", "--devices", "1,2"]) == 0
+    text = capsys.readouterr().out
+    assert "which by what is known 2 devices cannot be" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("next ")]
+    again = "kway plan small.py:job --batch-size 16 --devices 1,2 --strategy single,data"
+    assert line == f"next       {again} --measurements measurements.json --out plan --refresh"
+
+
 def test_json_alone_goes_to_standard_output(words, capsys):
     assert main(["plan", *words, "--out", "plan", "--json", "--devices", "cpu", "--check"]) == 0
     captured = capsys.readouterr()
@@ -141,6 +156,21 @@ def test_the_next_command_says_again_what_a_plan_does_not_hold():
     plan.configure(parser)
     given = "my.py:Net --data my.py:data --optimizer momentum --lr 0.05 --batch-size 64 --devices 1,2"
     args = parser.parse_args(given.split())
-    said = plan._next(args, Path("p"), "math")
-    assert said == "kway train my.py:Net --plan p/plan.json --data my.py:data --optimizer momentum --lr 0.05"
-    assert plan._next(args, Path("p"), "loose") == f"{said} --exactness loose"
+    said = plan._next(args, Path("p"), "math", 64)
+    assert said == (
+        "kway train my.py:Net --plan p/plan.json --data my.py:data --optimizer momentum --lr 0.05 --batch-size 64"
+    )
+    assert plan._next(args, Path("p"), "loose", 64) == f"{said} --exactness loose"
+
+
+@pytest.mark.parametrize(("given", "batch"), [("--batch-size 8", 8), ("--batch-size-per-device 8", 16)])
+def test_the_next_command_trains_a_job_with_the_batch_that_was_planned(words, capsys, given, batch):
+    """The job has one of its own, which the plan is not of."""
+    devices = "cpu:2" if "per" in given else "cpu:1"
+    workload((4, 8, 16), model="small", threads=(1, 2), batch_size=batch).save(Path())
+    asked = [*words[:5], *given.split(), "--devices", devices, "--out", "plan"]
+    assert main(["plan", *asked]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == f"next       kway train small.py:job --plan plan/plan.json --batch-size {batch}"
+    if devices == "cpu:1":
+        assert main([*line.split()[2:], "--epochs", "1", "--out", "run"]) == 0

@@ -14,6 +14,7 @@ from kway.comm.buckets import WATCHED_STEPS, Bucket, BucketedSum, BucketedTree, 
 from kway.comm.flat import FlatGradients
 from kway.comm.group import Group
 from kway.comm.reduce import GradientReducer
+from kway.comm.rehearsed import Calls, RehearsedGroup
 from kway.comm.tree import TreeReducer, fold, halves
 from kway.data.order import bounds
 from kway.errors import RefusedError
@@ -87,6 +88,28 @@ def test_large_gradients_are_reduced_where_they_lie_but_those_that_share_their_m
         assert found == expected
     for found in ranks.run(left_in_place, True, size=2):
         assert not any(found.values())
+
+
+@pytest.mark.parametrize("limit", [64, None])
+def test_what_is_kept_beside_gradients_is_vectors_and_what_cannot_be_sent_as_it_lies(limit):
+    """Copies of all large gradients only in the first steps, and only of several buckets."""
+    model = Added()
+    with mock.patch.object(apart, "APART_BYTES", 20):
+        reducer = GradientReducer(
+            [*model.parameters()], RehearsedGroup(Calls(), 0, 2), 1, limit=limit, large_apart=True
+        )
+    copied = []
+    for _ in range(4):
+        with reducer.sending():
+            gradients(model, 0)
+        reducer.reduce(torch.zeros(1), True)
+        copied.append(reducer.flat.apart.copied_bytes)
+    large = {name: p.nbytes for name, p in model.named_parameters() if p.nbytes >= 20}
+    # The unused one is a zero, and two have one memory.
+    stays = sum(large[name] for name in ("unused", "one", "other"))
+    assert copied == [sum(large.values())] * 2 * (limit is not None) + [stays] * (2 if limit else 4)
+    vectors = sum(vector.nbytes for vector in reducer.flat.vectors)
+    assert reducer.kept_bytes == (vectors + stays, large["last.weight"] if limit else 0)
 
 
 def test_this_torch_counts_who_holds_memory():

@@ -29,6 +29,9 @@ def test_without_a_fit_the_nearest_two_shares_make_the_line():
     assert compute_s(workload(fits=[]), "eager", 200) == pytest.approx(line(200))
     with pytest.raises(kway.NotMeasuredError, match="only a share of 32 was timed"):
         compute_s(workload((32,), fits=[]), "eager", 16)
+    # A record may hold a line through its one share.
+    with pytest.raises(kway.NotMeasuredError, match="only a share of 32 was timed"):
+        compute_s(workload((32,)), "eager", 64)
 
 
 def test_the_timings_of_a_rank_of_several_count_for_one():

@@ -30,7 +30,7 @@ def test_what_the_allocator_has_beyond_is_its_margin():
     # Beyond what was measured that of the nearest share: one sample more never takes less.
     assert memory_of(known, "eager", 1_000)["allocator"] == 10 * max(SHARES)
     assert memory_of(known, "eager", 1)["allocator"] == 10 * min(SHARES)
-    assert memory_of(known, "graph", 64)["allocator"] == 0
+    assert memory_of(known, "compiled", 64)["allocator"] == 0
 
 
 def test_recomputing_keeps_less():
@@ -84,6 +84,35 @@ def test_the_vectors_are_as_large_as_what_travels_in_them():
     # At level bits slices travel.
     ordered = with_peaks(buckets=[500, 550], level="bits")
     assert memory_of(ordered, "eager", 64, several=True)["gradients"] == 4_000
+
+
+def test_on_gpus_only_small_gradients_lie_in_vectors():
+    """The peak of a later step has 300 bytes of vectors in it, and 700 that have no name."""
+    named = 8_080 + 500 + 2_000 * 64
+    held = {**with_peaks((2, 64, named + 300 + 700)).memory, "vector_bytes": 300}
+    one_bucket = workload(SHARES, memory={**held, "first_copies_bytes": 0}, buckets=[4_096])
+    assert memory_of(one_bucket, "eager", 64, several=True)["gradients"] == 300
+    assert total(one_bucket, 64, several=True) == named + 300 + 700
+    # The first steps of several buckets copy the large ones, and have to fit as well.
+    buckets = workload(SHARES, memory={**held, "first_copies_bytes": 3_800}, buckets=[3_000, 1_100])
+    assert memory_of(buckets, "eager", 64, several=True)["gradients"] == 4_100
+    assert total(buckets, 64, several=True) == named + 300 + 700 + 3_800
+
+
+@pytest.mark.parametrize("kind", ["graph", "compiled-graph"])
+def test_a_recorded_step_takes_what_those_before_it_take(kind):
+    """Done again it makes nothing anew: its own peak has no activations in it."""
+    named = 8_080 + 500 + 2_000 * 64
+    peak = [
+        {"step_kind": of, "devices": 1, "samples": 64, "bytes": size}
+        for of, size in (("eager", named + 900), ("compiled", named + 400), (kind, 20_000))
+    ]
+    known = workload(SHARES, memory={**workload(SHARES).memory, "peak": peak})
+    found = sum(memory_of(known, kind, 64).values())
+    assert found == named + (900 if kind == "graph" else 400)
+    # Where nobody took compiled steps, the eager ones tell.
+    known.memory["peak"] = [row for row in peak if row["step_kind"] != "compiled"]
+    assert sum(memory_of(known, kind, 64).values()) == named + 900
 
 
 def test_without_peaks_of_several_what_one_alone_has_beyond_its_parts_counts():

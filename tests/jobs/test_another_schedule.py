@@ -61,7 +61,9 @@ def begun(tmp_path_factory):
         ("cycle", one_cycle(total_steps=48), "another schedule: total_steps 40, now 48; "),
         ("cycle", one_cycle(pct_start=0.9), "another schedule: _schedule_phases[0].end_step 11.0, now 35.0: "),
         ("cycle", one_cycle(anneal_strategy="linear"), "another schedule: _anneal_func_type cos, now linear: "),
-        ("cycle", one_cycle(max_lr=0.1), "another schedule: base_lrs[0] 0.002, now 0.004; "),
+        ("cycle", one_cycle(max_lr=0.1), "another schedule: max_lr 0.05, now 0.1; min_lr 2e-07, now 4e-07: "),
+        ("cycle", one_cycle(div_factor=50), "another schedule: initial_lr 0.002, now 0.001; min_lr 2e-07, now 1e-07: "),
+        ("cycle", one_cycle(max_momentum=0.9), "another schedule: max_momentum 0.95, now 0.9: "),
         ("cycle", two_parts(0.5), "schedule <lambda>, now make; schedule: OneCycleLR, now SequentialLR: "),
         ("parts", two_parts(0.25), "another schedule: _schedulers[0].start_factor 0.5, now 0.25: "),
         (

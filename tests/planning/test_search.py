@@ -5,7 +5,7 @@ from tests.planning.pricers import FIXED_S, PER_SAMPLE_BYTES, PER_SAMPLE_S, WEIG
 from tests.planning.records import planned
 
 from kway.devices.simulated import simulated
-from kway.errors import UsageError
+from kway.errors import NotMeasuredError, UsageError
 from kway.planned import one_device
 from kway.planning.candidates import candidates, device_sets, layouts
 from kway.planning.price import Price, Scaling
@@ -82,6 +82,23 @@ def test_a_break_even_below_the_own_batch_is_found_too():
     assert never.rows[1]["break_even"]["batch_size"] is None
 
 
+def one_share(candidate, batch):
+    """Price what was timed, half of 4 samples and all, and nothing else."""
+    if batch != 4:
+        raise NotMeasuredError("a step over other samples", "only one share was timed")
+    return line()(candidate, batch)
+
+
+def test_of_one_share_nothing_is_said_of_other_batches():
+    result = found(4, one_share)
+    loser = next(row for row in result.rows if row["devices"] == 2)
+    assert loser["break_even"] == {"batch_size": None, "flop_per_sample": None, "known": False}
+    assert loser["reason"].endswith("; from which batch on 2 win is not known")
+    assert (result.serial_fraction, result.amdahl_bound) == (None, None)
+    with pytest.raises(UsageError, match=r"are missing.*what would help"):
+        found(4, one_share, room=1)
+
+
 def test_the_serial_fraction_is_what_no_sample_makes_shorter():
     result = found(256)
     assert result.serial_fraction == pytest.approx(FIXED_S / (FIXED_S + 256 * PER_SAMPLE_S))
@@ -103,7 +120,10 @@ def test_no_bound_contradicts_the_table():
     assert (result.serial_fraction, result.amdahl_bound) == (None, None)
     text = "\n".join(lines_of(planned(result)))
     assert "Amdahl" not in text
-    assert "serial     not known: with fewer samples one device is not as much faster as several are" in text
+    assert (
+        "serial     not known: with fewer samples one device was not timed, or is not as much faster as several "
+        in text
+    )
     # Where several are no faster either, that is what the table says, too.
     even = found(256, lambda candidate, batch: Price({"compute": 26.6e-3 * candidate.devices}, {}))
     assert (even.serial_fraction, even.amdahl_bound) == (1.0, 1.0)
@@ -116,6 +136,8 @@ def test_weak_scaling_gives_each_device_the_batch_and_ranks_by_samples():
     assert rows[0]["samples_per_s"] == pytest.approx(128 / rows[0]["step_s"])
     assert "(a step of 128 samples against one of 64)" in rows[0]["reason"]
     assert Scaling(64, weak=True).of(3) == 192
+    loser = found(64, line(all_reduce_s=0.05), weak=True).rows[1]
+    assert loser["reason"].endswith(" a device on, 2 win")
 
 
 def test_more_ranks_than_cores_are_priced_and_never_chosen():
@@ -144,7 +166,9 @@ def test_what_fits_nowhere_says_how_much_is_missing_and_what_would_help():
     assert "432.0 KiB are missing" in text
     # Two devices with 20 samples each.
     assert "--batch-size 40" in text
-    assert "--micro-batch 20" in text
+    # What is refused of some models is not promised to all.
+    assert "--micro-batch 20 (at level math not of a model with batch normalisation)" in text
+    assert "recompute=true keeps fewer activations of a model made of blocks" in text
 
 
 def test_a_model_that_is_too_large_for_any_batch_gets_no_advice_to_shrink_it():

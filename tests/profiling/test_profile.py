@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import kway
+from kway.comm import apart, reduce
 from kway.comm import group as group_module
 from kway.errors import UsageError
 from kway.strategies.engine import Engine
@@ -306,7 +307,22 @@ def test_what_the_peak_of_one_of_several_rests_on():
     assert set(Looks.found) == {True, False}
     peak = {(each["devices"], each["samples"]): each["bytes"] for each in record.memory["peak"]}
     assert set(peak) == {(1, 16), (1, 8), (1, 4), (2, 8), (2, 4)}
-    assert peak[2, 8] - peak[1, 8] == sum(record.buckets)
+    assert peak[2, 8] - peak[1, 8] == sum(record.buckets) == record.memory["vector_bytes"]
+    assert record.memory["first_copies_bytes"] == 0
+
+
+def test_large_gradients_that_lie_in_no_vector_are_in_no_peak(monkeypatch):
+    """As on GPUs: of a weight that is sent where backward left it, only numbers and the bias lie in a vector."""
+    monkeypatch.setattr(apart, "APART_BYTES", 100)
+    made = reduce.FlatGradients
+    monkeypatch.setattr(
+        reduce, "FlatGradients", lambda *args, **more: made(*args, **{**more, "large_apart": True})
+    )
+    record = profiled(job(partial(nn.Linear, 8, 4)))
+    (bucket,) = record.buckets
+    assert record.memory["vector_bytes"] == bucket - 4 * 8 * 4
+    peak = {(each["devices"], each["samples"]): each["bytes"] for each in record.memory["peak"]}
+    assert peak[2, 8] - peak[1, 8] == record.memory["vector_bytes"]
 
 
 class NotCopied(nn.Linear):
@@ -363,6 +379,16 @@ def test_every_step_kind_is_timed_on_a_gpu_and_peaks_are_the_allocators():
     states = sum(record.parameters[name] for name in ("bytes", "gradient_bytes", "optimizer_bytes"))
     assert all(each["bytes"] >= states for each in record.memory["peak"])
     assert record.device_name
+
+
+@pytest.mark.gpu
+def test_on_gpus_large_gradients_lie_in_no_vector():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    # A weight of 1 MiB, and a bias of 128 KiB.
+    record = profiled(job(partial(nn.Linear, 8, 1 << 15)), devices="cuda:0,1", step_kind="eager")
+    assert 1 << 17 <= record.memory["vector_bytes"] < 1 << 18
+    assert record.memory["first_copies_bytes"] == 0
 
 
 @pytest.mark.parametrize("model", [net, lambda: nn.Linear(8, 4)], ids=["dropout", "none"])

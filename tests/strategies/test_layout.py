@@ -42,6 +42,7 @@ def test_what_a_text_means(text, devices, layout):
         ("data=4", 2, "it needs 4"),
         ("single", 2, "it needs 1"),
         ("", 1, "data"),
+        ("auto", 2, "a layout is named here, and none is chosen; use one of single, data, threads"),
         ("data=2:", 2, "data"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,3 +62,18 @@ def again(args: argparse.Namespace, *more: str) -> list[str]:
         if value is not None
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
+
+
+def repeated(command: str, args: argparse.Namespace, but: Collection[str] = ()) -> list[str]:
+    """Return the words of a command line that means ``args``. ``but``: names of arguments to leave out."""
+    from kway.cli.main import parser_of
+
+    words = ["kway", command]
+    for action in parser_of(command)._actions:
+        value = getattr(args, action.dest, action.default)
+        if action.dest in but or value == action.default:
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            words += action.option_strings[-1:]
+            words += [] if action.nargs == 0 else [str(each)]
+    return words

@@ -84,17 +84,20 @@ if [[ $funcstack[1] == _kway ]]; then _kway "$@"; else compdef _kway kway; fi
 
 
 def bash(commands: "Sequence[Command]", values: Values) -> str:
-    """Write the script for bash. ``values``: the names that an argument may be, by what parsers call it."""
+    """Write the script for bash. ``values``: the names that an argument may be, see ``kway.cli.completion.values``."""
     cases, valued = [], dict[str, list[str]]()
     for command in commands:
         names = {name: flag for flag in command.flags for name in flag.names}
         takes = [name for name, flag in names.items() if flag.value and not flag.optional]
-        places = " ".join(f'"{" ".join(values.get(place.dest, ()))}"' for place in command.places) or '""'
+        places = (
+            " ".join(f'"{" ".join(_listed(values, command, place.dest))}"' for place in command.places)
+            or '""'
+        )
         own = " own=1;" if any(place.rest for place in command.places) else ""
         cases.append(f'        {command.name}) flags="{" ".join(names)}"; valued="{" ".join(takes)}";{own}')
         cases.append(f"            places=({places}) ;;")
         for name in takes:
-            listed = " ".join(values.get(names[name].dest, ()))
+            listed = " ".join(_listed(values, command, names[name].dest))
             act = "return" if names[name].path else f'words="{listed}"' if listed else ""
             if act:
                 valued.setdefault(act, []).append(f"{command.name}:{name}")
@@ -117,7 +120,8 @@ def zsh(commands: "Sequence[Command]", values: Values) -> str:
 def _zsh_flags(command: "Command", values: Values) -> Iterator[str]:
     for flag in command.flags:
         text = _short(flag.help).replace("[", r"\[").replace("]", r"\]")
-        action = "_files" if flag.path else f"({' '.join(values[flag.dest])})" if flag.dest in values else " "
+        listed = " ".join(_listed(values, command, flag.dest))
+        action = "_files" if flag.path else f"({listed})" if listed else " "
         for name in flag.names:
             if not flag.value:
                 yield f"{name}[{text}]"
@@ -132,8 +136,7 @@ def _zsh_places(command: "Command", values: Values) -> Iterator[str]:
         which = "*" if place.many else str(number)
         if place.rest:
             yield f"*::{place.name}:_files"
-        elif place.dest in values:
-            names = " ".join(values[place.dest])
+        elif names := " ".join(_listed(values, command, place.dest)):
             yield f'{which}:{place.name}: _alternative "names:name:({names})" "files:file:_files"'
         else:
             yield f"{which}:{place.name}:_files"
@@ -159,19 +162,24 @@ def fish(commands: "Sequence[Command]", values: Values) -> str:
         for flag in command.flags:
             names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in flag.names)
             kind = " -r -F" if flag.path else " -x" if flag.value and not flag.optional else ""
-            listed = (
-                f" -a {_escaped(' '.join(values[flag.dest]))}" if flag.value and flag.dest in values else ""
-            )
+            words = " ".join(_listed(values, command, flag.dest)) if flag.value else ""
+            listed = f" -a {_escaped(words)}" if words else ""
             lines.append(f"{start} {names}{kind}{listed} -d {_escaped(_short(flag.help))}")
-        first = values.get(command.places[0].dest, ()) if len(command.places) > 1 else ()
+        first = _listed(values, command, command.places[0].dest) if len(command.places) > 1 else ()
         for number, place in enumerate(command.places):
-            listed = f" -a {_escaped(' '.join(values[place.dest]))}" if place.dest in values else ""
+            words = " ".join(_listed(values, command, place.dest))
+            listed = f" -a {_escaped(words)}" if words else ""
             # Where the first is one of some names, those say whether it is typed.
             typed = (
                 f"{'' if number else 'not '}__fish_seen_subcommand_from {' '.join(first)}" if first else ""
             )
             lines.append(f"{start[:-1]}; and {typed}' -F{listed}" if typed else f"{start} -F{listed}")
     return "\n".join(lines) + "\n"
+
+
+def _listed(values: Values, command: "Command", dest: str) -> Sequence[str]:
+    """Return the names that an argument of a command may be; none where they cannot be listed."""
+    return values.get(f"{command.name} {dest}", values.get(dest, ()))
 
 
 def _short(text: str) -> str:

@@ -9,6 +9,7 @@ HELP = "print the script with which bash, zsh or fish complete what is typed"
 # imports torch.
 EXACTNESS = ("math", "bits", "loose")
 STRATEGIES = ("single", "data", "threads")
+AUTO = "auto"
 LR_SCALES = ("linear", "sqrt")
 
 
@@ -31,7 +32,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def values() -> Mapping[str, tuple[str, ...]]:
-    """Map arguments, as parsers call them, to the names that they may be, where names can be listed without torch."""
+    """Map arguments, as parsers call them, to the names that they may be, where names can be listed without torch.
+
+    A command that takes others than the rest has its own, under its name and the argument's.
+    """
     from kway.cli._choices import LOSSES, OPTIMIZERS
     from kway.cli._shells import SHELLS
     from kway.cli.data import WHATS
@@ -49,10 +53,13 @@ def values() -> Mapping[str, tuple[str, ...]]:
         "data": tuple(sources.names()),
         "precision": tuple(PRECISIONS),
         "exactness": EXACTNESS,
-        "strategy": STRATEGIES,
+        "strategy": (AUTO, *STRATEGIES),
+        # What is proved is named, and not chosen.
+        "prove strategy": STRATEGIES,
         "loss": tuple(LOSSES),
         "optimizer": tuple(OPTIMIZERS),
-        "step_kind": tuple(KINDS),
+        "step_kind": (AUTO, *KINDS),
+        "prove step_kind": tuple(KINDS),
         "only": tuple(experiments()),
         "on_oom": ("error", "adapt"),
         "lr_scale": LR_SCALES,

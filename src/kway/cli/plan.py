@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from kway.cli._job import says_that_data_is_usual
     from kway.errors import UsageError
     from kway.jobs.planning import plan
+    from kway.planning.doubts import impossible
     from kway.report.plan_plots import draw
     from kway.report.plans import lines_of
 
@@ -100,14 +101,27 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(["", *lines_of(record), f"wrote      {folder}/: {wrote}"]))
     if record.estimate_only:
         return 0
-    print(f"next       {_next(args, folder, record.level)}")
+    # What cannot be is nothing to go by.
+    doubted = impossible(record.candidates, given=())
+    batch = record.best["batch_size"]
+    print(f"next       {_anew(args) if doubted else _next(args, folder, record.level, batch)}")
     return 0
 
 
-def _next(args: argparse.Namespace, folder: Path, level: str) -> str:
-    """Return the command that trains as it was planned."""
+def _anew(args: argparse.Namespace) -> str:
+    """Return the command that finds out anew what this plan rests on; measurements that were handed in stay."""
+    from kway.cli._begun import repeated
+
+    return shlex.join([*repeated("plan", args, but=("workload", "refresh")), "--refresh"])
+
+
+def _next(args: argparse.Namespace, folder: Path, level: str, batch: int) -> str:
+    """Return the command that trains as it was planned, with a global ``batch``."""
     from kway.cli._begun import again
 
     words = ["kway", "train", args.model, "--plan", f"{folder}/plan.json", *again(args)]
+    if args.batch_size is not None or args.batch_size_per_device is not None:
+        # A job may have another one of its own.
+        words += ["--batch-size", str(batch)]
     # A plan never lowers the level of a run, which is math where nobody says another.
     return shlex.join(words + (["--exactness", level] if level == "loose" else []))

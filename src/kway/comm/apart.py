@@ -44,6 +44,16 @@ class Apart:
     def __contains__(self, place: object) -> bool:
         return place in self._parameters
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that lies here."""
+        return sum(parameter.nbytes for parameter in self._parameters.values())
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the tensors of this class's own, which stay from step to step."""
+        return sum(own.nbytes for own in self._own.values())
+
     def take(self, places: Iterable[int], counts: bool, lends: bool) -> list[Tensor]:
         """Return flat tensors to be reduced in place: the gradients of those of ``places`` that are here, in order.
 

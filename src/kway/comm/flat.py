@@ -106,6 +106,11 @@ class FlatGradients:
                 self._views[place] = torch.view_as_complex(piece) if parameter.is_complex() else piece
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the vectors."""
+        return sum(vector.nbytes for vector in self.vectors)
+
+    @property
     def parts(self) -> Tensor:
         """What adds up to ``scalars``, shape (parts, scalars), where it lies."""
         return self._scalars

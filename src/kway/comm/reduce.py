@@ -49,6 +49,17 @@ class GradientReducer:
         """Whether anything can be sent before backward has ended."""
         return self.buckets.several
 
+    @property
+    def kept_bytes(self) -> tuple[int, int]:
+        """Bytes beside the gradients that stay from step to step, and what more did so in the first steps.
+
+        The former are the vectors, and copies of large gradients that cannot be sent as they lie. Where there are
+        several buckets the first WATCHED_STEPS steps copy all large ones.
+        """
+        apart = self.flat.apart
+        first = apart.nbytes - apart.copied_bytes if len(self.buckets.buckets) > 1 else 0
+        return self.flat.nbytes + apart.copied_bytes, first
+
     def sending(self) -> AbstractContextManager[None]:
         """Send what is complete while the last gradients of this rank are computed inside, ahead of ``reduce``.
 

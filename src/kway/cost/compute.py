@@ -144,8 +144,8 @@ def _timed(
 def _fit(
     workload: Workload, step_kind: str, part: str, timed: Sequence[dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """Return the line through these timings."""
-    if not timed:
+    """Return the line through these timings; ``None`` where they are of one share, which tells no part from another."""
+    if len({timing["samples"] for timing in timed}) < 2:
         return None
     return workload.fit(step_kind, part, timed[0]["threads"], timed[0]["devices"] > 1)
 

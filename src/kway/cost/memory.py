@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kway.cost.compute import RECORDS
 from kway.cost.curve import between
 from kway.workload import Workload
 
@@ -61,43 +62,49 @@ def states_of(workload: Workload) -> States:
     return States(sizes["bytes"], sizes["gradient_bytes"], sizes["optimizer_bytes"])
 
 
-def gradients_at_peak(size: float, activations: float, flat: float = 0.0, copies: int = 1) -> float:
+def gradients_at_peak(size: float, activations: float, kept: float = 0.0, copies: int = 1) -> float:
     """Return the bytes of gradients beside ``activations`` at the moment at which a step holds most.
 
     A step begins without gradients (``kway.step.core``). Forward fills the activations, all of which are there when it
     ends; backward lets go of them while it makes the gradients, all of which, ``size`` bytes, are there when it ends.
-    So these two take max(activations, size), and not their sum. ``flat``: the vectors in which devices add gradients
-    up (``kway.comm.flat``, cut into buckets), there from the first step to the last. What was added up is handed out as
-    views of them: from then on they are the gradients, and count once. Only from backward to then are both there, what
-    backward made and the vectors: ``copies`` is what else there is of all gradients by that time, beside the vectors.
-    Hence flat + max(activations, copies x size), of which the activations have a part of their own.
+    So these two take max(activations, size), and not their sum. ``kept``: what devices keep from step to step to add
+    gradients up (``kway.comm.flat``): vectors, whose views are the gradients once they are added up, and count once.
+    Only from backward to then are both there, what backward made and the vectors: ``copies`` is what else there is of
+    all gradients by that time, beside the vectors. Hence kept + max(activations, copies x size), of which the
+    activations have a part of their own.
 
     On the way through backward it can be more, where the layers that it reaches first have the most parameters and
     keep the least: a measured peak shows it, and it is the allocator's part.
     """
-    return flat + max(0.0, copies * size - activations)
+    return kept + max(0.0, copies * size - activations)
 
 
-def flat_bytes(parameters: Mapping[str, Any], buckets: Sequence[int], level: str) -> int:
-    """Return the bytes of the vectors in which gradients travel, and the few numbers that travel with them.
+def flat_bytes(
+    parameters: Mapping[str, Any], memory: Mapping[str, Any], buckets: Sequence[int], level: str
+) -> tuple[int, int]:
+    """Return the bytes that one of several devices keeps to add gradients up, and more that it does in its first steps.
 
-    The arguments are fields of ``Workload``.
+    The arguments are fields of ``Workload``. On GPUs large gradients lie in no vector (``kway.comm.apart``), but where
+    there are several buckets the first steps copy them. Where nobody looked, all gradients lie in vectors, with the few
+    numbers that travel with them.
     """
+    if memory.get("vector_bytes") is not None:
+        return int(memory["vector_bytes"]), int(memory.get("first_copies_bytes") or 0)
     # At level bits a bucket is sent in slices, which do not tell its size.
     counted = 0 if level == "bits" else sum(buckets)
-    return counted or int(parameters["gradient_bytes"])
+    return counted or int(parameters["gradient_bytes"]), 0
 
 
 def memory_of(
     workload: Workload, step_kind: str, samples: float, recompute: bool = False, several: bool = False
 ) -> dict[str, float]:
-    """Return bytes by part on one device that takes a step over ``samples`` samples with all of the model.
+    """Return bytes by part on one device that takes steps over ``samples`` samples with all of the model.
 
     Activations: a fixed part and so many bytes a sample, by what autograd kept in a real step. ``recompute``: with
-    activation checkpointing, where that was measured. ``several``: as one of several devices, which has its gradients
-    in flat vectors: see ``gradients_at_peak``. What the peak was beyond the parts that have a name is workspace, up to
-    the most that was seen, and beyond that the allocator's margin (blocks are rounded up, and what is free lies in
-    pieces); where no peak was measured the most workspace, and no margin.
+    activation checkpointing, where that was measured. ``several``: as one of several devices, which keeps vectors for
+    its gradients, and in its first steps copies: see ``flat_bytes``. What the peak was beyond the parts that have a
+    name is workspace, up to the most that was seen, and beyond that the allocator's margin (blocks are rounded up, and
+    what is free lies in pieces); where no peak was measured the most workspace, and no margin.
     """
     held = workload.memory
     each = held["activation_bytes_per_sample"]
@@ -110,8 +117,9 @@ def memory_of(
         "buffers": workload.parameters["buffer_bytes"],
         "activations": activations,
     }
-    flat = _flat(workload, several)
-    parts[GRADIENTS] = gradients_at_peak(workload.parameters["gradient_bytes"], activations, flat)
+    # Nobody takes the later steps who has no room for the first ones.
+    kept = sum(_flat(workload, several))
+    parts[GRADIENTS] = gradients_at_peak(workload.parameters["gradient_bytes"], activations, kept)
     rest = None if recompute else beyond_parts(workload, step_kind, samples, several)
     most = float(held["workspace_bytes"])
     parts["workspace"] = most if rest is None else min(most, rest)
@@ -123,16 +131,18 @@ def beyond_parts(workload: Workload, step_kind: str, samples: float, several: bo
     """Return by how many bytes a step's peak is above what weights, gradients, optimizer, buffers and activations take.
 
     By the peaks of one of ``several`` devices, whose vectors of gradients are in them, or of one alone; where there are
-    only the others, by those. Between two measured shares on a line, beyond them that of the nearest one, so that more
-    samples never take less. ``None`` where no peak of this step kind is known.
+    only the others, by those. A recorded step that is done again makes nothing anew, and shows little of what it takes:
+    the most is taken before, by steps of the kind that it records, whose peaks count. Between two measured shares on a
+    line, beyond them that of the nearest one, so that more samples never take less. ``None`` where no peak is known.
     """
     held = workload.memory
-    peaks = [peak for peak in held["peak"] if peak["step_kind"] == step_kind]
+    kinds = [kind for kind in _shown_by(step_kind) if any(p["step_kind"] == kind for p in held["peak"])][:1]
+    peaks = [peak for peak in held["peak"] if peak["step_kind"] in (step_kind, *kinds)]
     own = [peak for peak in peaks if (peak["devices"] > 1) == several] or peaks
     found: dict[int, float] = {}
     for peak in own:
-        flat = _flat(workload, peak["devices"] > 1)
-        named = named_bytes(workload.parameters, held, peak["samples"], flat)
+        vectors, _ = _flat(workload, peak["devices"] > 1)
+        named = named_bytes(workload.parameters, held, peak["samples"], vectors)
         # Of several numbers of devices with this share the largest: which one it is does not matter to the share.
         found[peak["samples"]] = max(found.get(peak["samples"], 0.0), peak["bytes"] - named)
     points = sorted(found.items())
@@ -141,17 +151,24 @@ def beyond_parts(workload: Workload, step_kind: str, samples: float, several: bo
     return between(points, min(max(samples, points[0][0]), points[-1][0]))
 
 
+def _shown_by(step_kind: str) -> tuple[str, ...]:
+    """Return the kinds of step whose peaks a recorded one reaches before it is recorded, the nearest first."""
+    return (RECORDS[step_kind], "eager") if step_kind in RECORDS else ()
+
+
 def named_bytes(
-    parameters: Mapping[str, Any], memory: Mapping[str, Any], samples: float, flat: float = 0.0
+    parameters: Mapping[str, Any], memory: Mapping[str, Any], samples: float, kept: float = 0.0
 ) -> float:
     """Return what all parts of a step take that have a name of their own, at its peak.
 
-    ``parameters``, ``memory``: fields of ``Workload``; ``flat``: as for ``gradients_at_peak``.
+    ``parameters``, ``memory``: fields of ``Workload``; ``kept``: as for ``gradients_at_peak``.
     """
     activations = memory["activation_fixed_bytes"] + memory["activation_bytes_per_sample"] * samples
     states = parameters["bytes"] + parameters["optimizer_bytes"] + parameters["buffer_bytes"]
-    return float(states + activations + gradients_at_peak(parameters["gradient_bytes"], activations, flat))
+    return float(states + activations + gradients_at_peak(parameters["gradient_bytes"], activations, kept))
 
 
-def _flat(workload: Workload, several: bool) -> int:
-    return flat_bytes(workload.parameters, workload.buckets, workload.level) if several else 0
+def _flat(workload: Workload, several: bool) -> tuple[int, int]:
+    if not several:
+        return 0, 0
+    return flat_bytes(workload.parameters, workload.memory, workload.buckets, workload.level)

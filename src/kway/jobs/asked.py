@@ -32,7 +32,7 @@ AUTO = "auto"
 @dataclass(frozen=True)
 class Asked:
     """What is to be planned. ``sets`` of devices, ``named`` by the user or all; ``strategies``, ``step_kinds``: those
-    named, ``None`` for all. ``identity``: of the model, see ``identity_of``.
+    named, ``None`` for all. ``identity``: of the model, see ``identity_of``. ``notices``: lines for the user.
     """
 
     job: Job
@@ -46,6 +46,7 @@ class Asked:
     refused: Callable[[Mapping[str, int], Sequence[str]], str]
     identity: Mapping[str, Any]
     named: bool = False
+    notices: Sequence[str] = ()
 
     @property
     def device_types(self) -> list[str]:
@@ -93,7 +94,16 @@ def asked_of(
         job = replace(job, batch_size=batch_size_per_device)
     parts, _ = training_parts(replace(job, validation=None))
     model = build(job)
-    scaling = Scaling(parts.order.batch_size, batch_size_per_device is not None)
+    batch, samples = parts.order.batch_size, parts.order.samples
+    weak = batch_size_per_device is not None
+    # As it is taken: a batch that is the same for all has no more samples than there are.
+    scaling = Scaling(batch if weak or samples is None else min(batch, samples), weak, samples)
+    most = batch * max(map(len, sets)) if weak else batch
+    notices = (
+        [f"the data has {samples:,} samples, fewer than a batch of {most:,}: no step has more"]
+        if samples is not None and samples < most
+        else []
+    )
 
     @cache
     def not_sent() -> str:
@@ -129,6 +139,7 @@ def asked_of(
         refused,
         identity_of(model),
         devices != AUTO,
+        notices,
     )
     # What cannot be is said before anything is timed.
     found, left = asked.candidates(lambda device: kinds or [DEFAULT_KIND])

@@ -138,7 +138,9 @@ def by_plan(plan: Any, going: Going) -> Going:
             )
     if job.batch_size is None and not isinstance(job.data, torch.utils.data.DataLoader):
         job = replace(job, batch_size=row["batch_size"])
-    batch = training_parts(replace(job, validation=None))[0].order.batch_size
+    order = training_parts(replace(job, validation=None))[0].order
+    # A plan's batch is as it is taken: it has no more samples than there are.
+    batch = order.batch_size if order.samples is None else min(order.batch_size, order.samples)
     for what, got, need in (
         ("model", *_models(record, job)),
         ("precision", record.precision, job.precision),

@@ -1,6 +1,5 @@
 """Records that a user gives for a plan: read, and held against what is asked for now."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from kway.planned import device_type
 from kway.profiling.optimizer_text import optimizer_text
 from kway.profiling.run import copied_for_steps
 from kway.step.build import build, make_optimizer
-from kway.training.parts import training_parts
 from kway.workload import Workload
 
 # What a driver says where it does not know.
@@ -93,10 +91,8 @@ def _hold(workload: Workload, asked: Asked) -> None:
 def _batches(asked: Asked) -> list[int]:
     """Return the batches that a workload may be of: one; with a batch for each device that of some devices."""
     scaling = asked.scaling
-    samples = training_parts(replace(asked.job, validation=None))[0].order.samples
     most = max(2, *(len(devices) for devices in asked.sets)) if scaling.weak else 1
-    found = [scaling.of(count) for count in range(1, most + 1)]
-    return list(dict.fromkeys(found if samples is None else [min(batch, samples) for batch in found]))
+    return list(dict.fromkeys(scaling.of(count) for count in range(1, most + 1)))
 
 
 def _devices(workload: Workload, asked: Asked) -> tuple[str, str]:

@@ -68,7 +68,11 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
         versions=versions(),
         made=now.isoformat(timespec="seconds"),
         seconds=time.perf_counter() - begun,
-        notices=[*known.notices, *([] if estimate_only else doubts.impossible(order.rows, known.given))],
+        notices=[
+            *asked.notices,
+            *known.notices,
+            *([] if estimate_only else doubts.impossible(order.rows, known.given)),
+        ],
         estimate_only=estimate_only,
         identity=dict(asked.identity),
     )

@@ -30,7 +30,7 @@ def _reason(row: Row, place: int, rows: Sequence[Row], chosen: int, close: float
     best = rows[chosen]
     if one is not None and one is not row and row["samples_per_s"] < one["samples_per_s"] * (1 - EVEN):
         text = f"{_slower(row, one)}: {_changes(one, row)}"
-        after = _from_batch_on(row)
+        after = _from_batch_on(row, row["batch_size"] != one["batch_size"])
         return f"{text}; {after}" if after else text
     if row["samples_per_s"] > best["samples_per_s"]:
         ratio = several_ratio(row, best)
@@ -109,11 +109,14 @@ def _names(terms: Mapping[str, float]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _from_batch_on(row: Row) -> str:
-    """Say from where on more devices win, or that they never do."""
+def _from_batch_on(row: Row, each: bool) -> str:
+    """Say from where on more devices win, or that they never do. ``each``: whether the batch is one for each device."""
+    if not row["break_even"].get("known", True):
+        return f"from which batch on {row['devices']} win is not known"
     batch, flop = row["break_even"]["batch_size"], row["break_even"]["flop_per_sample"]
     if batch is not None:
-        return f"from batch {_rounded(batch):,} on, {row['devices']} win"
+        size = f"{_rounded(batch):,} a device" if each else f"{_rounded(batch):,}"
+        return f"from batch {size} on, {row['devices']} win"
     if flop is not None:
         return f"with {flop:.3g} flop a sample, {row['devices']} would win"
     return f"no batch makes {row['devices']} win"

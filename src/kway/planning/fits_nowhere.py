@@ -1,9 +1,9 @@
 """A model that fits on none of the candidates: one error that says how much is missing, and what would help."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
-from kway.errors import UsageError
+from kway.errors import NotMeasuredError, UsageError
 from kway.planned import titled
 from kway.planning.candidates import Candidate
 from kway.planning.price import Pricer, Room, Scaling
@@ -44,19 +44,27 @@ def _help(candidate: Candidate, row: dict[str, Any], price: Pricer, room: Room, 
     has = room(candidate)
     assert has is not None  # what does not fit has a limit
 
+    def memory(batch: int) -> Mapping[str, int]:
+        try:
+            return price(candidate, scaling.of(candidate.devices, batch)).memory
+        except NotMeasuredError:
+            # Of what smaller batches take nothing is known: that it is no less is no promise.
+            return cast(Mapping[str, int], row["memory"])
+
     def fits(batch: int) -> bool:
-        return price(candidate, scaling.of(candidate.devices, batch)).memory_bytes <= has
+        return sum(memory(batch).values()) <= has
 
     most = largest(fits, scaling.batch - 1)
     if most:
         flag = "--batch-size-per-device" if scaling.weak else "--batch-size"
         share = -(-scaling.of(candidate.devices, most) // candidate.devices)
         return (
-            f"what would help: {flag} {most}, or the same batch in parts, --micro-batch {share}; --settings "
-            "recompute=true keeps fewer activations"
+            f"what would help: {flag} {most}, or the same batch in parts, --micro-batch {share} (at level math not of "
+            "a model with batch normalisation); kway train --settings recompute=true keeps fewer activations of a "
+            "model made of blocks"
         )
     # Of the smallest batch: what shrinks with the samples may hide what does not.
-    least = price(candidate, scaling.of(candidate.devices, 1)).memory
+    least = memory(1)
     fixed = sum(size for name, size in least.items() if not name.startswith(BY_SAMPLES))
     return (
         f"a smaller batch does not help, as {bytes_text(fixed)} do not depend on it: what would help is an optimizer "

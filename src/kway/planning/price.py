@@ -34,15 +34,20 @@ Room = Callable[[Candidate], int | None]
 
 @dataclass(frozen=True)
 class Scaling:
-    """How the global batch follows from the number of devices: ``batch`` for all, or for each device (``weak``)."""
+    """How the global batch follows from the number of devices: ``batch`` for all, or for each device (``weak``).
+
+    ``samples``: of an epoch, of which no batch has more; ``None`` where nobody knows.
+    """
 
     batch: int
     weak: bool = False
+    samples: int | None = None
 
     def of(self, devices: int, batch: int | None = None) -> int:
-        """Return the global batch on so many devices. ``batch``: in place of the own one."""
+        """Return the global batch on so many devices. ``batch``: in place of the own one, and never cut."""
         size = self.batch if batch is None else batch
-        return size * devices if self.weak else size
+        whole = size * devices if self.weak else size
+        return whole if batch is not None or self.samples is None else min(whole, self.samples)
 
     @property
     def name(self) -> str:

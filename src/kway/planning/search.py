@@ -99,7 +99,7 @@ def _row(candidate: Candidate, cost: Price, room: int | None, scaling: Scaling, 
         "eligible": candidate.device_type != "cpu" or candidate.devices <= cores,
         "samples_per_s": batch / cost.step_s,
         "reason": "",
-        "break_even": {"batch_size": None, "flop_per_sample": None},
+        "break_even": {"batch_size": None, "flop_per_sample": None, "known": False},
         "notes": list(cost.notes),
     }
 
@@ -130,12 +130,16 @@ def _break_even(
         return {
             "batch_size": break_even_batch(many, one, price, scaling),
             "flop_per_sample": break_even_flop(many, one, price, scaling, flop),
+            "known": True,
         }
     except UsageError:
         # What another batch would need was not measured.
-        return {"batch_size": None, "flop_per_sample": None}
+        return {"batch_size": None, "flop_per_sample": None, "known": False}
 
 
-def _serial(one: Candidate, candidates: Iterable[Candidate], price: Pricer, scaling: Scaling) -> float:
+def _serial(one: Candidate, candidates: Iterable[Candidate], price: Pricer, scaling: Scaling) -> float | None:
     counts = {each.devices for each in candidates if each.device_type == one.device_type}
-    return serial_fraction(one, price, scaling.of(1), sorted(counts))
+    try:
+        return serial_fraction(one, price, scaling.of(1), sorted(counts))
+    except NotMeasuredError:
+        return None

@@ -75,6 +75,7 @@ class Seen:
     peaks: Peaks = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     inside: Inside | None = None
+    kept: tuple[int, int] | None = None
 
 
 class Profiler:
@@ -122,7 +123,7 @@ class Profiler:
                 "a step is timed on one device",
                 "use a smaller batch, or name more devices: their shares are smaller",
             )
-        self._remember(seen.inside, seen.peaks, seen.calls)
+        self._remember(seen.inside, seen.peaks, seen.calls, seen.kept)
         return seen.table
 
     def _sit(self, group: Sequence[Seat], seen: Seen) -> None:
@@ -144,6 +145,7 @@ class Profiler:
                     self.found.fields["draws_on_cpu"] = watch.found
                 if sitting.shares and sitting.seat.devices > 1 and not seen.calls:
                     seen.calls = sitting.rehearse(sitting.shares[0])
+                    seen.kept = sitting.kept_for_gradients()
 
     def _other(self, kind: str, seconds: float) -> list[dict[str, Any]]:
         """Time steps of another kind; where that fails, say why: eager ones did not."""
@@ -240,7 +242,9 @@ class Profiler:
             self.found.notices.append(f"operations could not be counted: nothing is known of {names}")
         self.found.notices += [*sitting.engine.notices, *sitting.engine.doubts, *sitting.parts.notices]
 
-    def _remember(self, inside: Inside, peaks: Peaks, calls: Sequence[Call]) -> None:
+    def _remember(
+        self, inside: Inside, peaks: Peaks, calls: Sequence[Call], kept: tuple[int, int] | None
+    ) -> None:
         """Note memory and collectives."""
         fixed, each = kept_line(inside.counts, inside.sample_bytes)
         sizes, buckets = self.found.fields["parameters"], _buckets(calls)
@@ -249,6 +253,8 @@ class Profiler:
             "activation_fixed_bytes": fixed,
             "workspace_bytes": 0,
             "checkpointed_activation_bytes_per_sample": self._checkpointed(inside.counts),
+            "vector_bytes": None if kept is None else kept[0],
+            "first_copies_bytes": None if kept is None else kept[1],
             "peak": [],
         }
         self.found.fields |= {
@@ -256,10 +262,10 @@ class Profiler:
             "collectives": _collectives(calls),
             "buckets": buckets,
         }
-        flat = flat_bytes(sizes, buckets, self._plan.exactness)
+        vectors, _ = flat_bytes(sizes, memory, buckets, self._plan.exactness)
 
         def named(devices: int, samples: int) -> int:
-            return round(named_bytes(sizes, memory, samples, flat if devices > 1 else 0))
+            return round(named_bytes(sizes, memory, samples, vectors if devices > 1 else 0))
 
         if peaks:
             # Of one device alone, if the batch fits it, and the largest share.

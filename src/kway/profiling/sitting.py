@@ -24,6 +24,7 @@ from kway.profiling.phases import Marks, Phases, PhaseTimer
 from kway.profiling.seats import Seat
 from kway.records import Plan
 from kway.step.telling import Telling
+from kway.strategies.data import Gradients
 from kway.strategies.layout import fit, title
 from kway.training.on_a_copy import open_on_copy
 from kway.world import World
@@ -135,6 +136,14 @@ class Sitting:
         self.take(samples)
         self.marks.wait()
         return torch.cuda.max_memory_allocated(self.engine.device)
+
+    def kept_for_gradients(self) -> tuple[int, int] | None:
+        """Return the bytes that one of several keeps to add gradients up: see ``GradientReducer.kept_bytes``.
+
+        ``None`` for one device alone, and where the level adds them up otherwise.
+        """
+        reducer = self.engine.part.reducer
+        return reducer.kept_bytes if isinstance(reducer, Gradients) else None
 
     def warm(self, samples: int, steps: int) -> float:
         """Take steps until what happens once has happened; return the seconds of the last one."""

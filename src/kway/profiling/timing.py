@@ -107,13 +107,18 @@ def _spread(seconds: Sequence[float], middle: float) -> float:
 
 
 def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return ``Workload.fits``: a line through the timings of each (step kind, threads, part, alone or not)."""
+    """Return ``Workload.fits``: a line through the timings of each (step kind, threads, part, alone or not).
+
+    None where only one share was timed: that does not tell the fixed part from what each sample adds.
+    """
     groups: dict[tuple[str, int, bool, str], list[dict[str, Any]]] = {}
     for row in rows:
         key = row["step_kind"], row["threads"], row["devices"] > 1, row["part"]
         groups.setdefault(key, []).append(row)
     found = []
     for (kind, threads, several, part), own in groups.items():
+        if len({row["samples"] for row in own}) < 2:
+            continue
         fixed, each, error = line_through([row["samples"] for row in own], [row["seconds"] for row in own])
         found.append(
             {

@@ -135,11 +135,12 @@ def _whole(record: Planned) -> list[str]:
     """Say what was chosen, and what bounds any number of devices."""
     best = record.best
     lines = [
-        f"chosen     {titled(best)}: {seconds_text(best['step_s'])} a step of {best['batch_size']:,} samples"
+        f"chosen     {titled(best)}: {seconds_text(best['step_s'])} a step of {counted(best['batch_size'], 'sample')}"
     ]
     if record.serial_fraction is None and one_device(record.candidates, best) is not None:
         lines.append(
-            "serial     not known: with fewer samples one device is not as much faster as several are predicted to be"
+            "serial     not known: with fewer samples one device was not timed, or is not as much faster as several "
+            "are predicted to be"
         )
     if record.serial_fraction is not None:
         text = f"serial     {record.serial_fraction:.1%} of a step on one device stays whatever its samples"
@@ -169,7 +170,7 @@ def trust(record: Planned) -> list[str]:
             f"history    off by {history['mean_error']:.0%} on average in {counted(history['checks'], 'check')} here"
         )
     elif not record.estimate_only:
-        lines.append("history    no check has been made here yet (--check makes one)")
+        lines.append("history    no check is kept here yet (--check makes one)")
     if record.estimate_only:
         lines.append("estimate   this machine is not here: nothing of it was measured")
     return lines

@@ -104,6 +104,11 @@ class Gradients:
         """Whether anything can be sent before backward has ended: unknown before the first step."""
         return self._reducer is None or self._reducer.sends_ahead
 
+    @property
+    def kept_bytes(self) -> tuple[int, int] | None:
+        """Bytes that stay beside the gradients: see ``GradientReducer.kept_bytes``; ``None`` before the first step."""
+        return None if self._reducer is None else self._reducer.kept_bytes
+
     @contextmanager
     def sending(self) -> Iterator[None]:
         """Send ahead what is complete inside: see ``GradientReducer.sending``. From the second step on."""

@@ -18,7 +18,7 @@ from kway.step.losses import check_loss
 from kway.strategies.base import Axis
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
 
-SINGLE = "single"
+SINGLE, AUTO = "single", "auto"
 # Axes to come, of which the README speaks, by all names that they will have.
 ANNOUNCED = ("shard", "fsdp", "tensor", "pipeline")
 
@@ -42,8 +42,14 @@ def named_sizes(text: str) -> list[tuple[str, int | None]]:
     pairs: list[tuple[str, int | None]] = []
     for piece in text.strip().split(":"):
         name, equals, count = piece.partition("=")
+        if name == AUTO:
+            raise UsageError(
+                f"strategy {text!r}",
+                "a layout is named here, and none is chosen",
+                f"use one of {', '.join([SINGLE, *axes()])}, also with a size, data=2",
+            )
         if name not in names:
-            raise unknown("strategy", name, [*axes(), SINGLE, "auto"], announced=ANNOUNCED)
+            raise unknown("strategy", name, [*axes(), SINGLE, AUTO], announced=ANNOUNCED)
         if equals and not (count.isdecimal() and int(count) > 0):
             raise UsageError(
                 f"strategy {piece!r}", "the size of an axis must be a whole number of at least 1"

@@ -18,6 +18,8 @@ from kway.training.facts import as_text, digest
 BEGINNING = "beginning"
 # What follows from the optimizer's rates, or from the schedule's other values, and says nothing beside these.
 _DERIVED = ("base_lrs", "_last_lr")
+# The same, of a schedule that was told the highest rate, or of a rate that the optimizer was told.
+_FIRST, _HIGHEST = "initial_lr", "max_lr"
 _TORCH = "torch.optim.lr_scheduler"
 _CLASS = "class"
 _PLAIN = (bool, int, float, str)
@@ -30,7 +32,8 @@ class Began(NamedTuple):
 
     ``kind``: the optimizer's class; ``made``: the options of each group when it was made, parameters' names among
     them; ``options``: once its schedule was made, too, which changes rates. ``schedule``: the values of the
-    schedule's state by name, and its class; empty where there is none.
+    schedule's state by name, what it keeps among the optimizer's options (``max_lr``, say), and its class; empty where
+    there is none.
     """
 
     kind: str
@@ -49,7 +52,7 @@ def began(
 ) -> Began:
     """Return how an optimizer of ``model`` is now, and ``schedule``; ``made``: its options before there was one."""
     options = options_by_name(optimizer, model.named_parameters())
-    return Began(type(optimizer).__name__, options, made, _values(schedule))
+    return Began(type(optimizer).__name__, options, made, _values(schedule, made, options))
 
 
 def began_in(engine: Engine) -> Began:
@@ -127,7 +130,9 @@ def _differing(then: Mapping[str, str], now: Mapping[str, str], otherwise: bool)
     # Another version of torch keeps more of the same, or less.
     both = {_first(name) for name in then} & {_first(name) for name in now}
     names = [name for name in {**then, **now} if then.get(name) != now.get(name) and _first(name) in both]
-    own = [name for name in names if not any(f".{each}" in f".{name}" for each in _DERIVED)]
+    follows = otherwise or _HIGHEST in map(_first, names)
+    derived = (*_DERIVED, _FIRST) if follows else _DERIVED
+    own = [name for name in names if not any(f".{each}" in f".{name}" for each in derived)]
     # What it was told goes by plain names; what it made of that, mostly, by others.
     told = [name for name in own if not name.rpartition(".")[2].startswith("_")]
     shown = told or own or ([] if otherwise else names)
@@ -139,8 +144,11 @@ def _first(name: str) -> str:
     return name.partition(".")[0].partition("[")[0]
 
 
-def _values(schedule: Any) -> dict[str, str]:
-    """Return class and state of a schedule as texts by name: what is a number, a text, or made of these.
+def _values(
+    schedule: Any, made: Sequence[Mapping[str, str]], options: Sequence[Mapping[str, str]]
+) -> dict[str, str]:
+    """Return class and state of a schedule as texts by name: what is a number, a text, or made of these; and what it
+    added to the options of each group that an optimizer was ``made`` with.
 
     Of one whose rates are scaled, those of the job's own: the scale is looked at by itself.
     """
@@ -149,7 +157,16 @@ def _values(schedule: Any) -> dict[str, str]:
         return {}
     # A class of the user's own may keep what is another value in each process, as the time at which it was made.
     known = all(type(each).__module__ == _TORCH for each in [own, *getattr(own, "_schedulers", ())])
-    return {_CLASS: type(own).__name__, **dict(_flat(own.state_dict() if known else {}))}
+    if not known:
+        return {_CLASS: type(own).__name__}
+    # Of what only torch's one-cycle schedule keeps there, nothing else tells.
+    added = {
+        name if len(options) == 1 else f"{name}[{place}]": value
+        for place, (before, after) in enumerate(zip(made, options, strict=True))
+        for name, value in after.items()
+        if name not in before
+    }
+    return {_CLASS: type(own).__name__, **added, **dict(_flat(own.state_dict()))}
 
 
 def _flat(value: Any, way: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
