@@ -384,19 +384,3 @@ def test_cpu_ranks_that_can_never_win_beside_a_gpu_are_not_profiled(monkeypatch)
         "not profiled: at 100 GFLOP/s a core, which few reach, all cores take 5.0"
     )
     assert "CPU ranks: left out: not profiled" in "\n".join(lines_of(record))
-
-
-def test_step_kinds_that_need_a_gpu_are_looked_for_on_gpus_alone():
-    assert known_costs.kinds_for(["graph", "eager"], "cpu") == ["eager"]
-    assert known_costs.kinds_for(["graph"], "cuda") == ["graph"]
-    assert known_costs.kinds_for(None, "cpu") == ["eager"]
-    assert "graph" in known_costs.kinds_for(None, "cuda")
-
-
-def test_a_short_look_measures_what_the_model_needs():
-    small, large, unknown = (workload(buckets=buckets) for buckets in ([4_000], [4_000, 4_000], []))
-    assert known_costs.needed("cpu", small, short=True) == ("collectives", "beside")
-    for each in (large, unknown):
-        assert known_costs.needed("cpu", each, short=True) == known_costs.EXPERIMENTS["cpu"]
-    assert known_costs.needed("cpu", small, short=False) == known_costs.EXPERIMENTS["cpu"]
-    assert known_costs.needed("cuda", small, short=True) == known_costs.EXPERIMENTS["cuda"]

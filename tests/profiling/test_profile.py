@@ -16,6 +16,10 @@ import kway
 from kway.comm import apart, reduce
 from kway.comm import group as group_module
 from kway.errors import UsageError
+from kway.profiling.seats import Seat
+from kway.profiling.sitting import Sitting
+from kway.records import Plan
+from kway.step.kinds import KINDS
 from kway.strategies.engine import Engine
 from kway.training.parts import training_parts
 from kway.workload import Workload
@@ -221,6 +225,29 @@ def test_a_step_kind_that_fails_is_named_with_the_reason(monkeypatch):
     assert record.step_kinds_left["compiled"] == "there is no compiler"
 
 
+def test_a_recorded_step_tells_each_time_what_was_called_also_where_a_rank_is_rehearsed(monkeypatch):
+    """Which is what recording asks for: it ran on GPUs alone, and nobody had looked there."""
+    told = {}
+
+    def opened(job, model, plan, world, *rest, telling):
+        told[plan.step_kind] = telling.each
+        raise UsageError("seen", "enough")
+
+    monkeypatch.setattr("kway.profiling.sitting.open_on_copy", opened)
+    for kind in KINDS:
+        with pytest.raises(UsageError, match="seen"):
+            Sitting(
+                None,
+                None,
+                Plan("single", {}, ["cpu"], "math", "", step_kind=kind),
+                Seat(1, 1, (4,)),
+                "cpu",
+                None,
+                None,
+            )
+    assert told == {kind.name: kind.records for kind in KINDS.values()}
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(X[place], Y[place]) for place in range(64)])
@@ -364,31 +391,6 @@ def test_what_the_users_code_raises_comes_out_and_nothing_stays_changed(raises):
     seeded()
     assert after == drawn()
     assert not any("forward" in vars(module) for module in model.modules())
-
-
-@pytest.mark.gpu
-def test_every_step_kind_is_timed_on_a_gpu_and_peaks_are_the_allocators():
-    record = profiled(job(batch_size=32), devices="cuda:0")
-    assert set(record.step_kinds()) | set(record.step_kinds_left) == {
-        "eager",
-        "compiled",
-        "graph",
-        "compiled-graph",
-    }
-    assert "graph" in record.step_kinds()
-    states = sum(record.parameters[name] for name in ("bytes", "gradient_bytes", "optimizer_bytes"))
-    assert all(each["bytes"] >= states for each in record.memory["peak"])
-    assert record.device_name
-
-
-@pytest.mark.gpu
-def test_on_gpus_large_gradients_lie_in_no_vector():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    # A weight of 1 MiB, and a bias of 128 KiB.
-    record = profiled(job(partial(nn.Linear, 8, 1 << 15)), devices="cuda:0,1", step_kind="eager")
-    assert 1 << 17 <= record.memory["vector_bytes"] < 1 << 18
-    assert record.memory["first_copies_bytes"] == 0
 
 
 @pytest.mark.parametrize("model", [net, lambda: nn.Linear(8, 4)], ids=["dropout", "none"])

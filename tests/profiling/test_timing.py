@@ -27,7 +27,8 @@ class Clock:
 class Fake:
     """Takes ``fixed + each * samples`` seconds a step, a third of it forward; raises ``fails`` by samples."""
 
-    def __init__(self, clock, seat, fixed, each, fails=None):
+    def __init__(self, clock, seat, fixed, each, fails=None, lasts=0.0):
+        self.lasts = lasts
         self.clock, self.seat, self.shares = clock, seat, seat.shares
         self._line, self._fails = (fixed, each), fails or {}
 
@@ -96,6 +97,16 @@ def test_three_rounds_of_one_step_are_taken_in_any_case_and_not_endlessly_many()
     clock = Clock()
     time_in_turns(two(clock), 1e9, parts=False, clock=clock)
     assert [steps for *_, steps in clock.order] == [10] * 4 * MOST_ROUNDS
+
+
+def test_where_the_end_of_a_window_costs_something_a_window_lasts_whatever_time_there_is():
+    clock = Clock()
+    # Steps of 0.25, 0.125 and 0.0625 s.
+    time_in_turns(
+        [Fake(clock, Seat(1, 1, (64, 32, 16)), 0.0, 2**-8, lasts=2.0)], 0.0, parts=True, clock=clock
+    )
+    assert clock.order[:3] == [(1, 64, 8), (1, 32, 16), (1, 16, 32)]
+    assert len(clock.order) == 3 * LEAST_ROUNDS
 
 
 def test_what_fails_at_a_smaller_share_is_left_out_and_at_the_jobs_own_is_raised():

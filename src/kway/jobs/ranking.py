@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from kway.errors import UsageError
 from kway.jobs.asked import Asked
 from kway.jobs.known_costs import Known, used
 from kway.measurements import beside_others
@@ -24,6 +25,8 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
     ``estimate_only``: for a machine that is not here, of which no check was ever made.
     """
     found, left = asked.candidates(lambda device: known.step_kinds(device, asked.step_kinds))
+    if not found:
+        raise _nothing(asked, [*(each.to_dict() for each in left), *known.kinds_left(asked.step_kinds)])
     checks = [] if estimate_only else history.recall(history.facts_of(asked.cluster))
     too_close = history.too_close(checks, found, asked.job.title)
     order = _searched(asked, known, found, too_close["part"])
@@ -76,6 +79,11 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
         estimate_only=estimate_only,
         identity=dict(asked.identity),
     )
+
+
+def _nothing(asked: Asked, left: Sequence[dict[str, Any]]) -> UsageError:
+    why = dict.fromkeys(f"{row['step_kind']} ({', '.join(row['device_set'])}): {row['why']}" for row in left)
+    return UsageError(f"no plan for {asked.job.title}", "; ".join(why) or "there is no layout")
 
 
 def _machine(asked: Asked, estimate_only: bool) -> dict[str, Any]:

@@ -192,6 +192,7 @@ class Profiler:
         # Of sittings before nothing is to be left: engines and their hooks refer to each other.
         gc.collect()
         if on_gpu:
+            without_workspaces()
             torch.cuda.empty_cache()
         with ExitStack() as opened:
             yield opened, torch.cuda.memory_allocated(self._device) if on_gpu else 0
@@ -325,6 +326,13 @@ def _collectives(calls: Sequence[Call]) -> list[dict[str, Any]]:
 def _buckets(calls: Sequence[Call]) -> list[int]:
     """Return the bytes of each call that brings gradients together, in the order of the calls."""
     return [call.bytes for call in calls if call.gradients]
+
+
+def without_workspaces() -> None:
+    """Give back what cuBLAS works in, which is made anew when needed: it is a part of what a step takes."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
 
 
 @contextmanager

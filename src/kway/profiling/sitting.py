@@ -23,15 +23,16 @@ from kway.launch.status import Status
 from kway.profiling.phases import Marks, Phases, PhaseTimer
 from kway.profiling.seats import Seat
 from kway.records import Plan
-from kway.step.telling import Telling
+from kway.step.kinds import KINDS
+from kway.step.telling import EACH_STEP, Telling
 from kway.strategies.data import Gradients
 from kway.strategies.layout import fit, title
 from kway.training.on_a_copy import open_on_copy
 from kway.world import World
 
-# What each rank would tell the others is not compared: the others are not there.
+# What each rank would tell the others is not compared: the others are not there. What is recorded tells each time.
 _TELLS_NEVER = Telling(every=1 << 62)
-# As many steps as a window of ``kway train`` has, and the least length of one in seconds.
+# Steps of a window, as many as one of ``kway train``; seconds that it lasts on a GPU, which is waited for at its ends.
 WINDOW, LEAST_S = 10, 0.05
 
 
@@ -47,8 +48,8 @@ class Reading:
 class Sitting:
     """A rank of ``seat.devices`` data-parallel ranks on ``device``, alone: what it would hear is its own.
 
-    ``step`` numbers the steps that were taken, ``shares`` are those of ``seat`` that it takes. Raises what
-    the engine raises.
+    ``step`` numbers the steps that were taken, ``shares`` are those of ``seat`` that it takes, ``lasts`` is how many
+    seconds a window takes at least. Raises what the engine raises.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class Sitting:
         groups = partial(RehearsedGroup, self.calls)
         world = World(0, seat.devices, device=device, threads=seat.threads, groups=groups)
         own = replace(plan, layout=layout, strategy=title(layout), device_set=[device] * seat.devices)
-        self.engine, self.parts = open_on_copy(job, model, own, world, status, opened, telling=_TELLS_NEVER)
+        telling = EACH_STEP if KINDS[plan.step_kind].records else _TELLS_NEVER
+        self.engine, self.parts = open_on_copy(job, model, own, world, status, opened, telling=telling)
+        self.lasts = LEAST_S if self.engine.device.type == "cuda" else 0.0
         self.batch_size = self.parts.order.batch_size
         self._job, self._opened = job, opened
         self.phases = Phases(self.engine, self.calls)

@@ -1,5 +1,6 @@
 """Steps of several sittings timed in turns, so that a change of the machine meets all of them alike."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from statistics import median, quantiles
@@ -37,15 +38,15 @@ def time_in_turns(
     the job's own batch raises, but for one that does not fit the device.
     """
     begun = clock()
-    spots: list[Spot] = []
-    left, step_s = [], 0.0
+    spots: dict[Spot, float] = {}
+    left = []
     for sitting in sittings:
         for samples in sitting.seat.shares:
             # The first share also pays for what happens once in an engine.
             own = samples == sitting.seat.shares[0]
             try:
                 steps = WARM_UP_RECORDED if recorded else WARM_UP if own else WARM_UP_MORE
-                step_s += sitting.warm(samples, steps)
+                step_s = sitting.warm(samples, steps)
             except Exception as error:
                 # Of a smaller one than the job has, batch normalisation may not be able to make statistics, say.
                 if own and not isinstance(error, OutOfMemoryError):
@@ -53,11 +54,15 @@ def time_in_turns(
                 sitting.leave(samples)
                 left.append(f"shares of {samples} samples were left out: {_why(error)}")
                 continue
-            spots.append((sitting, samples))
+            spots[sitting, samples] = max(step_s, 1e-9)
     rest = max(0.0, seconds - (clock() - begun))
     # A step more to warm the caches, and half as many for the parts.
-    length = max(1, min(WINDOW, round((rest / (ROUNDS * max(step_s, 1e-9)) - 1) / (1.5 if parts else 1.0))))
-    least = LEAST_ROUNDS * (1 + length * (2 if parts else 1)) * step_s
+    there_is_time_for = round((rest / (ROUNDS * (sum(spots.values()) or 1.0)) - 1) / (1.5 if parts else 1.0))
+    length = {
+        (sitting, samples): max(1, min(WINDOW, there_is_time_for), math.ceil(sitting.lasts / step_s))
+        for (sitting, samples), step_s in spots.items()
+    }
+    least = LEAST_ROUNDS * sum((1 + length[spot] * (2 if parts else 1)) * spots[spot] for spot in spots)
     if least > rest + WORTH_SAYING_S:
         longer(least)
     found = [(spot, Reading()) for spot in spots]
@@ -66,7 +71,7 @@ def time_in_turns(
         for place in range(len(found)):
             # Each round begins with the next one.
             (sitting, samples), reading = found[(place + number) % len(found)]
-            sitting.window(samples, length, reading, parts)
+            sitting.window(samples, length[sitting, samples], reading, parts)
         took = clock() - since
         if number + 1 >= LEAST_ROUNDS and clock() - begun + took > seconds:
             break
