@@ -16,6 +16,7 @@ import kway
 from kway.comm import apart, reduce
 from kway.comm import group as group_module
 from kway.errors import UsageError
+from kway.profiling.run import Profiler
 from kway.strategies.engine import Engine
 from kway.training.parts import training_parts
 from kway.workload import Workload
@@ -274,6 +275,22 @@ def test_shares_that_do_not_fit_are_left_out_and_a_device_that_fits_none_is_an_e
     monkeypatch.setattr(Greedy, "most", 0)
     with pytest.raises(UsageError, match="no share that fits cpu"):
         profiled(job(partial(Greedy, 8, 4)))
+
+
+def test_peaks_are_asked_of_the_shares_that_fit_alone(monkeypatch):
+    """As on a GPU that is too small for the whole batch."""
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1 << 20)
+    monkeypatch.setattr(
+        Profiler,
+        "_peaks",
+        lambda self, sittings, before: {
+            (sitting.seat.devices, n): sitting.peak(n) for sitting in sittings for n in sitting.shares
+        },
+    )
+    record = profiled(job(partial(Greedy, 8, 4)))
+    found = {(each["devices"], each["samples"]): each["bytes"] for each in record.memory["peak"]}
+    assert found == dict.fromkeys([(1, 8), (1, 4), (2, 8), (2, 4)], 1 << 20)
 
 
 class Watched(nn.Linear):

@@ -122,14 +122,20 @@ class Sitting:
     def leave(self, samples: int) -> None:
         """Forget a share: it is not taken again."""
         self.shares = tuple(each for each in self.shares if each != samples)
+        self._put_away(samples)
+
+    def _put_away(self, samples: int) -> None:
+        """Close what reads shares of so many samples: it begins anew if they are asked for again."""
         self._shares.pop(samples, None)
+        loader = self._loaders.pop(samples, None)
+        if loader is not None:
+            loader.close()
 
     def peak(self, samples: int) -> int:
         """Return the most bytes that a step over ``samples`` has on this GPU, all that was there before among them."""
         for other in [each for each in self._loaders if each != samples]:
             # Each may hold the data on the GPU, and a run has one.
-            self._shares.pop(other)
-            self._loaders.pop(other).close()
+            self._put_away(other)
         self.take(samples)
         self.marks.wait()
         torch.cuda.reset_peak_memory_stats(self.engine.device)
