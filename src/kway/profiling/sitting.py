@@ -24,7 +24,6 @@ from kway.profiling.phases import Marks, Phases, PhaseTimer
 from kway.profiling.seats import Seat
 from kway.records import Plan
 from kway.step.telling import Telling
-from kway.strategies.data import Gradients
 from kway.strategies.layout import fit, title
 from kway.training.on_a_copy import open_on_copy
 from kway.world import World
@@ -149,7 +148,7 @@ class Sitting:
         ``None`` for one device alone, and where the level adds them up otherwise.
         """
         reducer = self.engine.part.reducer
-        return reducer.kept_bytes if isinstance(reducer, Gradients) else None
+        return None if reducer is None else reducer.kept_bytes
 
     def warm(self, samples: int, steps: int) -> float:
         """Take steps until what happens once has happened; return the seconds of the last one."""
