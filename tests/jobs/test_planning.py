@@ -79,21 +79,6 @@ def test_weak_scaling_plans_a_batch_for_each_device():
     assert sorted(row["batch_size"] for row in record.candidates) == [32, 64]
 
 
-@pytest.mark.parametrize(("weak", "batches"), [(False, {20}), (True, {16, 20})])
-def test_no_step_of_a_plan_has_more_samples_than_there_are(weak, batches, ranks):
-    few = {"data": (X[:20], Y[:20]), "batch_size": 64}
-    timed = workload((5, 10, 20), model="net", threads=(1, 2), batch_size=20)
-    known = {"workload": timed, "measurements": measurements(), "strategy": "single,data"}
-    record = kway.plan(job(**few), batch_size_per_device=16 if weak else None, **known)
-    assert {row["batch_size"] for row in record.candidates} == batches
-    most = 32 if weak else 64
-    assert f"the data has 20 samples, fewer than a batch of {most}: no step has more" in record.notices
-    if not weak:
-        assert record.best["step_s"] < 3e-3
-        run = kway.train(job(**few), plan=record, epochs=1, ranks=ranks)
-        assert run.record.predicted_step_s == record.best["step_s"]
-
-
 def test_an_axis_that_comes_as_a_file_is_planned_with_its_price(monkeypatch, tmp_path):
     (tmp_path / "halves.py").write_text(
         dedent('''

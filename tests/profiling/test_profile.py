@@ -3,7 +3,6 @@
 import random
 import threading
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import kway
-from kway.comm import apart, reduce
 from kway.comm import group as group_module
 from kway.errors import UsageError
 from kway.profiling.seats import Seat
@@ -301,55 +299,6 @@ def test_shares_that_do_not_fit_are_left_out_and_a_device_that_fits_none_is_an_e
     monkeypatch.setattr(Greedy, "most", 0)
     with pytest.raises(UsageError, match="no share that fits cpu"):
         profiled(job(partial(Greedy, 8, 4)))
-
-
-class Watched(nn.Linear):
-    """Notes whether there are gradients when a forward pass begins."""
-
-    found: ClassVar[list[bool]] = []
-
-    def forward(self, x):
-        if torch.is_grad_enabled():
-            self.found.append(self.weight.grad is not None)
-        return super().forward(x)
-
-
-class Looks(torch.optim.SGD):
-    """Notes whether the gradients that it gets lie in one vector."""
-
-    found: ClassVar[list[bool]] = []
-
-    def step(self, closure=None):
-        weight, bias = self.param_groups[0]["params"]
-        self.found.append(weight.grad.untyped_storage().data_ptr() == bias.grad.untyped_storage().data_ptr())
-        return super().step(closure)
-
-
-def test_what_the_peak_of_one_of_several_rests_on():
-    """No gradient is there while activations are made, and those of several lie in vectors: ``gradients_at_peak``."""
-    record = profiled(job(partial(Watched, 8, 4), optimizer=partial(Looks, lr=0.1)))
-    assert Watched.found
-    assert not any(Watched.found)
-    # Of one device alone they are backward's own.
-    assert set(Looks.found) == {True, False}
-    peak = {(each["devices"], each["samples"]): each["bytes"] for each in record.memory["peak"]}
-    assert set(peak) == {(1, 16), (1, 8), (1, 4), (2, 8), (2, 4)}
-    assert peak[2, 8] - peak[1, 8] == sum(record.buckets) == record.memory["vector_bytes"]
-    assert record.memory["first_copies_bytes"] == 0
-
-
-def test_large_gradients_that_lie_in_no_vector_are_in_no_peak(monkeypatch):
-    """As on GPUs: of a weight that is sent where backward left it, only numbers and the bias lie in a vector."""
-    monkeypatch.setattr(apart, "APART_BYTES", 100)
-    made = reduce.FlatGradients
-    monkeypatch.setattr(
-        reduce, "FlatGradients", lambda *args, **more: made(*args, **{**more, "large_apart": True})
-    )
-    record = profiled(job(partial(nn.Linear, 8, 4)))
-    (bucket,) = record.buckets
-    assert record.memory["vector_bytes"] == bucket - 4 * 8 * 4
-    peak = {(each["devices"], each["samples"]): each["bytes"] for each in record.memory["peak"]}
-    assert peak[2, 8] - peak[1, 8] == record.memory["vector_bytes"]
 
 
 class NotCopied(nn.Linear):

@@ -25,7 +25,6 @@ from kway.profiling.seats import Seat
 from kway.records import Plan
 from kway.step.kinds import KINDS
 from kway.step.telling import EACH_STEP, Telling
-from kway.strategies.data import Gradients
 from kway.strategies.layout import fit, title
 from kway.training.on_a_copy import open_on_copy
 from kway.world import World
@@ -125,14 +124,20 @@ class Sitting:
     def leave(self, samples: int) -> None:
         """Forget a share: it is not taken again."""
         self.shares = tuple(each for each in self.shares if each != samples)
+        self._put_away(samples)
+
+    def _put_away(self, samples: int) -> None:
+        """Close what reads shares of so many samples: it begins anew if they are asked for again."""
         self._shares.pop(samples, None)
+        loader = self._loaders.pop(samples, None)
+        if loader is not None:
+            loader.close()
 
     def peak(self, samples: int) -> int:
         """Return the most bytes that a step over ``samples`` has on this GPU, all that was there before among them."""
         for other in [each for each in self._loaders if each != samples]:
             # Each may hold the data on the GPU, and a run has one.
-            self._shares.pop(other)
-            self._loaders.pop(other).close()
+            self._put_away(other)
         self.take(samples)
         self.marks.wait()
         torch.cuda.reset_peak_memory_stats(self.engine.device)
@@ -146,7 +151,7 @@ class Sitting:
         ``None`` for one device alone, and where the level adds them up otherwise.
         """
         reducer = self.engine.part.reducer
-        return reducer.kept_bytes if isinstance(reducer, Gradients) else None
+        return None if reducer is None else reducer.kept_bytes
 
     def warm(self, samples: int, steps: int) -> float:
         """Take steps until what happens once has happened; return the seconds of the last one."""

@@ -34,6 +34,10 @@ class Reducer(Protocol):
     def sends_ahead(self) -> bool:
         """Whether anything can be sent before backward has ended, so far as that is known."""
 
+    @property
+    def kept_bytes(self) -> tuple[int, int] | None:
+        """Bytes beside the gradients that stay, and what more did in the first steps; ``None`` where nobody knows."""
+
     def sending(self) -> AbstractContextManager[None]:
         """Send ahead what is complete while the last gradients of this rank are computed inside."""
 
