@@ -61,10 +61,10 @@ def beside(large: float, small: float, of: str = "ranks", count: int = 2) -> lis
 
 
 def after_work(
-    seconds: dict[int, float], collective: str = "all-reduce", ranks: int = 2
+    seconds: dict[int, float], collective: str = "all-reduce", ranks: int = 2, backend: str = "gloo"
 ) -> list[dict[str, Any]]:
     """Return the times of a collective that follows computing, seconds by bytes."""
-    own = {"collective": collective, "backend": "gloo", "ranks": ranks}
+    own = {"collective": collective, "backend": backend, "ranks": ranks}
     return [
         figure("beside", "collective after work", "s", value, **own, bytes=size)
         for size, value in seconds.items()

@@ -5,6 +5,7 @@ For each work in turns: plan first, then every candidate by runs of its own, in 
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 
 import kway
+from kway.profiling.run import without_workspaces
 from kway.zoo import get
 
 # name: (model, batch on a CPU, batch on GPUs, whether that is for each GPU)
@@ -47,6 +49,7 @@ def main() -> int:
     parser.add_argument("--gpus", default="", help="numbers of GPUs, such as 1,2,4; without it two CPU ranks")
     parser.add_argument("--works", default="", help=f"some of {', '.join(WORKS)}")
     parser.add_argument("--strategies", default="", help="some of the strategies: single,data,threads")
+    parser.add_argument("--step-kinds", default="auto", help="some of the step kinds: graph,compiled-graph")
     parser.add_argument("--rounds", type=int, default=3, help="plans and checks of each work")
     parser.add_argument("--out", type=Path, required=True, help="the result, as JSON")
     options = parser.parse_args()
@@ -68,6 +71,7 @@ def main() -> int:
                     job_of(work, kind == "gpu"),
                     devices=devices,
                     strategy=strategies,
+                    step_kind=options.step_kinds,
                     batch_size_per_device=WORKS[work][2] if kind == "gpu" and WORKS[work][3] else None,
                     measurements=measured,
                     refresh=number > 0,
@@ -146,13 +150,17 @@ def memory_of(work: str, planned: Any) -> list[dict[str, Any]]:
     found = []
     for row in planned.candidates:
         job = replace(job_of(work, True), batch_size=row["batch_size"])
+        # As in a process of its own.
+        gc.collect()
+        without_workspaces()
         run = kway.train(
             job,
             devices=row["devices"],
             strategy=row["strategy"].split("=")[0],
             step_kind=row["step_kind"],
-            steps=6,
+            steps=12,
             tune=False,
+            echo=False,
         )
         peak = max(run.record.peak_memory_bytes)
         found.append(

@@ -122,6 +122,17 @@ def test_of_buckets_that_follow_each_other_only_the_first_follows_work():
     assert terms["all-reduce"] == pytest.approx(5e-3 + 2 * 1e-3)
 
 
+@pytest.mark.parametrize(("kind", "seconds"), [("eager", 1e-3), ("compiled", 1e-3), ("graph", 2e-4)])
+def test_on_gpus_what_is_recorded_waits_for_no_launch(kind, seconds):
+    figures = [
+        *timed(dict.fromkeys(LINE, 1e-3), backend="nccl"),
+        *after_work({1_024: 2e-4, 1_000_000: 2e-4}, backend="nccl"),
+    ]
+    known = workload(devices=2, step_kind=kind, collectives=[], device="cuda:0")
+    of = priced({"data": 2}, ["cuda:0", "cuda:1"], kind, known, measurements(*figures), threads=1)
+    assert of.terms["all-reduce"] == pytest.approx(seconds)
+
+
 def test_threads_read_in_turns_compute_side_by_side_and_hand_over_what_was_measured():
     figures = [
         *beside(1.5, 3.0, "threads"),

@@ -1,5 +1,6 @@
 """Plans for GPUs: every step kind is timed and priced, and its memory is what the allocator then gives out."""
 
+import gc
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 import kway
 from kway.planned import spelled_set
+from kway.profiling.run import without_workspaces
 from kway.step.kinds import KINDS
 from kway.zoo import get
 
@@ -29,6 +31,9 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def peak_of(row, model):
+    # As in a process of its own.
+    gc.collect()
+    without_workspaces()
     run = kway.train(
         job(model), devices=spelled_set(row["device_set"]), step_kind=row["step_kind"],
         strategy=row["strategy"], steps=10, tune=False, echo=False,

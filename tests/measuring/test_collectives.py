@@ -7,6 +7,7 @@ import torch
 
 from kway.comm.group import Group
 from kway.jobs.kept_ranks import KeptRanks
+from kway.measuring import behind_work
 from kway.measuring.bench import Bench
 from kway.measuring.collective_figures import bus_limit, figures_of, lines_of, ratio
 from kway.measuring.collective_ranks import Part, parts, task, title
@@ -166,3 +167,23 @@ def test_nccl_and_gloo_are_measured_on_all_gpus():
             figure.parameters["collective"] for figure in figures if figure.parameters["backend"] == backend
         }
         assert measured == set(COLLECTIVES)
+
+
+@pytest.mark.gpu
+def test_behind_work_small_collectives_of_gpus_take_less_than_their_launches():
+    count = torch.cuda.device_count()
+    if count < 2:
+        pytest.skip("needs two GPUs")
+    gpus = tuple(f"cuda:{index}" for index in range(count))
+    sizes = {"behind_work": {"all-reduce": (1024, 1 << 20)}, "every_number": False, "cpu_beside_gpus": False}
+    with KeptRanks() as on_ranks:
+        bench = Bench("beside", ("cpu", *gpus), sizes, SMALL, on_ranks=on_ranks)
+        figures = behind_work.run(bench, 1.0)
+        [[_, reading], *_] = bench.on(
+            list(gpus), 1.0, task, parts(["nccl"], count, False), {"nccl": (1024, 1 << 20)}
+        )
+    taken = {
+        figure.parameters["bytes"]: figure.value for figure in figures if figure.parameters["ranks"] == count
+    }
+    assert 0 < taken[1024] < taken[1 << 20]
+    assert taken[1024] < reading.timings[title("all-reduce", 1024)].seconds

@@ -23,9 +23,10 @@ def collective_s(
     """Return the seconds of a collective of ``size`` bytes (of the larger buffer of a rank) among ``ranks`` ranks.
 
     As one that follows another collective takes; ``after_work``: as one that follows computing, where that was
-    measured: caches hold other things then, ranks were asleep, and one of them comes last. At the sizes where both were
-    measured that is how many times as long it takes, between two of them on a straight line of the logarithms; beyond
-    the largest of them as much longer as there, since caches and sleep do not grow with what is sent.
+    measured: on CPUs caches hold other things then, ranks were asleep, and one of them comes last; on GPUs it was
+    launched long before. At the sizes where both were measured that is how many times as long it takes, between two of
+    them on a straight line of the logarithms; beyond the largest of them as much longer as there, and never less, since
+    neither caches nor sleep nor launches grow with what is sent.
 
     Between two measured sizes a straight line of the logarithms; never one bandwidth, since back ends change their
     algorithm with the size. Below the smallest size its time, which is latency. Beyond the largest one the fitted

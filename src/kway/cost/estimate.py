@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kway.backends import backend_of
 from kway.cost.beside import LARGE, RANKS, SMALL, slowdowns
 from kway.cost.collectives import collective_s
-from kway.cost.compute import backward_s, compute_s, fixed_s, spread_of
+from kway.cost.compute import RECORDS, backward_s, compute_s, fixed_s, spread_of
 from kway.cost.memory import memory_of
 from kway.cost.skew import side_by_side, waiting_s
 from kway.measurements import Measurements
@@ -77,8 +77,13 @@ class Estimate:
             self.notes.append(line)
 
     def collective_s(self, collective: str, ranks: int, size: float, after_work: bool = True) -> float:
-        """Return the seconds of a collective of ``size`` bytes among ``ranks`` of the devices: see ``collective_s``."""
-        return collective_s(self.measurements, self.backend, collective, ranks, size, after_work)
+        """Return the seconds of a collective of ``size`` bytes among ``ranks`` of the devices: see ``collective_s``.
+
+        ``after_work``: on CPUs. On GPUs all collectives of a recorded step follow work that was queued before them, and
+        those of others are launched one by one.
+        """
+        behind = after_work if self.on_cpu else self.step_kind in RECORDS
+        return collective_s(self.measurements, self.backend, collective, ranks, size, behind)
 
     def part_s(self, part: str) -> float:
         """Return the seconds of a part of a step as each device takes it alone: see ``compute_s``."""

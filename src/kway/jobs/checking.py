@@ -11,8 +11,8 @@ from torch import nn
 from kway.errors import line_of
 from kway.job import Job
 from kway.jobs.training import train
-from kway.planned import spelled_set, titled
-from kway.training.clock import WARM_UP, WINDOW
+from kway.planned import device_type, spelled_set, titled
+from kway.training.clock import LASTS, WARM_UP, WINDOW
 from kway.training.on_a_copy import copied
 from kway.training.own_data import on_own_data
 from kway.units import counted, seconds_text
@@ -39,9 +39,7 @@ def check(
     over copies of model and data, with the batch of its row, and without validation or tuning.
     """
     fit = [row for row in rows if row["fits"]]
-    took = ROUNDS * sum(
-        START_S * (row["devices"] > 1) + steps_of(row["step_s"]) * row["step_s"] for row in fit
-    )
+    took = ROUNDS * sum(START_S * (row["devices"] > 1) + _steps_of(row) * row["step_s"] for row in fit)
     say(f"checking {counted(len(fit), 'candidate')} by {ROUNDS} runs each, about {seconds_text(took)}")
     failed: dict[str, str] = {}
     times: dict[int, list[float]] = {place: [] for place in range(len(fit))}
@@ -70,15 +68,23 @@ def check(
     return [f"{name} was not checked: {why}" for name, why in failed.items()]
 
 
-def steps_of(step_s: float) -> int:
-    """Return how many steps a run takes: whole windows after its warm-up, of about ``RUN_S`` together."""
-    windows = math.ceil(RUN_S / (WINDOW * step_s))
-    return WARM_UP + WINDOW * min(MOST_WINDOWS, max(LEAST_WINDOWS, windows))
+def steps_of(step_s: float, on_gpu: bool = False) -> int:
+    """Return how many steps a run takes: whole windows after its warm-up, of about ``RUN_S`` together.
+
+    Windows as ``StepClock`` has them: on a GPU they last a while, however fast steps are.
+    """
+    window = max(WINDOW, math.ceil(LASTS / step_s)) if on_gpu else WINDOW
+    windows = math.ceil(RUN_S / (window * step_s))
+    return WARM_UP + window * min(MOST_WINDOWS, max(LEAST_WINDOWS, windows))
+
+
+def _steps_of(row: dict[str, Any]) -> int:
+    return steps_of(row["step_s"], device_type(row["device_set"][0]) != "cpu")
 
 
 def measured(job: Job, row: dict[str, Any], level: str, shards: int, ranks: Any = None) -> float | None:
     """Train as a row says for some steps; return the step time that the run reports."""
-    steps = steps_of(row["step_s"])
+    steps = _steps_of(row)
     own = replace(on_own_data(job), validation=None, batch_size=row["batch_size"])
     if isinstance(job.model, nn.Module):
         # The user's own module is trained by nobody here.

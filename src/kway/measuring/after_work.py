@@ -31,7 +31,7 @@ ByName = dict[str, Noted]
 
 def cells(sizes: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
     """List the collectives and sizes, those first that every step has."""
-    return [(collective, size) for collective in ASKED for size in sizes[collective]]
+    return [(collective, size) for collective in ASKED for size in sizes.get(collective, ())]
 
 
 def task(

@@ -24,15 +24,17 @@ from kway.profiling.phases import Marks, Phases, PhaseTimer
 from kway.profiling.seats import Seat
 from kway.records import Plan
 from kway.step.kinds import KINDS
-from kway.step.telling import EACH_STEP, Telling
+from kway.step.telling import Telling
 from kway.strategies.layout import fit, title
 from kway.training.on_a_copy import open_on_copy
 from kway.world import World
 
 # What each rank would tell the others is not compared: the others are not there. What is recorded tells each time.
-_TELLS_NEVER = Telling(every=1 << 62)
+_TELLS_NEVER, _TELLS_EACH = Telling(every=1 << 62), Telling(compared=False)
 # Steps of a window, as many as one of ``kway train``; seconds that it lasts on a GPU, which is waited for at its ends.
 WINDOW, LEAST_S = 10, 0.05
+# Steps in which gradients may be copied once: what that takes is told by ``kept_for_gradients``.
+FIRST = 2
 
 
 @dataclass
@@ -67,13 +69,14 @@ class Sitting:
         groups = partial(RehearsedGroup, self.calls)
         world = World(0, seat.devices, device=device, threads=seat.threads, groups=groups)
         own = replace(plan, layout=layout, strategy=title(layout), device_set=[device] * seat.devices)
-        telling = EACH_STEP if KINDS[plan.step_kind].records else _TELLS_NEVER
+        telling = _TELLS_EACH if KINDS[plan.step_kind].records else _TELLS_NEVER
         self.engine, self.parts = open_on_copy(job, model, own, world, status, opened, telling=telling)
         self.lasts = LEAST_S if self.engine.device.type == "cuda" else 0.0
         self.batch_size = self.parts.order.batch_size
         self._job, self._opened = job, opened
         self.phases = Phases(self.engine, self.calls)
         self._timer = PhaseTimer(self.marks)
+        self._most: dict[int, int] = {}
         self._shares: dict[int, Iterator[Share]] = {}
         self._loaders: dict[int, Loader] = {}
 
@@ -134,7 +137,10 @@ class Sitting:
             loader.close()
 
     def peak(self, samples: int) -> int:
-        """Return the most bytes that a step over ``samples`` has on this GPU, all that was there before among them."""
+        """Return the most bytes that a step over ``samples`` has on this GPU, all that was there before among them.
+
+        Of the job's own share also of the steps in which it is recorded, where it is: they take more than later ones.
+        """
         for other in [each for each in self._loaders if each != samples]:
             # Each may hold the data on the GPU, and a run has one.
             self._put_away(other)
@@ -143,7 +149,7 @@ class Sitting:
         torch.cuda.reset_peak_memory_stats(self.engine.device)
         self.take(samples)
         self.marks.wait()
-        return torch.cuda.max_memory_allocated(self.engine.device)
+        return max(torch.cuda.max_memory_allocated(self.engine.device), self._most.get(samples, 0))
 
     def kept_for_gradients(self) -> tuple[int, int] | None:
         """Return the bytes that one of several keeps to add gradients up: see ``GradientReducer.kept_bytes``.
@@ -156,10 +162,20 @@ class Sitting:
     def warm(self, samples: int, steps: int) -> float:
         """Take steps until what happens once has happened; return the seconds of the last one."""
         torch.set_num_threads(self.seat.threads)
-        self.take(samples, steps - 1)
+        first = min(FIRST, steps - 1)
+        self.take(samples, first)
+        # With the first share nothing else lies on the device yet.
+        looks = self.engine.device.type == "cuda" and not self._most
+        if looks:
+            self.marks.wait()
+            torch.cuda.reset_peak_memory_stats(self.engine.device)
+        self.take(samples, steps - 1 - first)
         begun = self.marks.wait()
         self.take(samples)
-        return self.marks.wait() - begun
+        seconds = self.marks.wait() - begun
+        if looks:
+            self._most[samples] = torch.cuda.max_memory_allocated(self.engine.device)
+        return seconds
 
     def rehearse(self, samples: int) -> list[Any]:
         """Take one step; return the collectives that it called."""

@@ -104,7 +104,8 @@ class ShareStep(StepCore):
         parts, own = self._over_ranks(sums, share.count > 0)
         tells = own is not None
         # A CPU has the numbers at hand, and says at once which rank is wrong.
-        compares = tells and parts.is_cuda
+        compared = tells and self.signs.telling.compared
+        compares = compared and parts.is_cuda
         # Not as a constant, which would be part of compiled code: sizes of batches may be many.
         total = self.presence.arithmetic.number(share.total, self.device, sums.dtype)
         numbers, divisor = self.told(
@@ -112,7 +113,7 @@ class ShareStep(StepCore):
         )
         lengths = (self.ranks, self.ranks, self.ranks if tells else 0)
         loss, weight, losses, asked, calls = apart(numbers, lengths)
-        if calls is not None and not compares:
+        if calls is not None and compared and not compares:
             check_calls(calls, own)
         self._rescale(divisor)
         if self._reducer is None:

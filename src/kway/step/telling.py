@@ -17,11 +17,13 @@ def _never() -> bool:
 class Telling:
     """In which steps a fingerprint travels with the gradients (``kway.step.signs``). The same on all ranks.
 
-    ``every``: in one of so many steps; ``also``: whether in the step that begins in any case.
+    ``every``: in one of so many steps; ``also``: whether in the step that begins in any case. ``compared``: whether it
+    is held against those of the others, whom one that rehearses alone does not hear.
     """
 
     every: int = 1
     also: Callable[[], bool] = _never
+    compared: bool = True
 
     @property
     def each(self) -> bool:

@@ -1,6 +1,6 @@
-"""What ranks and threads of one CPU cost each other in a step: side by side, in collectives after work, in turns."""
+"""What ranks and threads cost each other in a step: side by side, in collectives after work, in turns."""
 
-from kway.measuring import after_work, ranks_beside, threads_beside
+from kway.measuring import after_work, behind_work, ranks_beside, threads_beside
 from kway.measuring.bench import Bench
 from kway.measuring.budget import Seconds
 from kway.measuring.experiment import Experiment
@@ -9,11 +9,11 @@ from kway.measuring.work import Call
 
 
 def run(bench: Bench) -> list[Figure]:
-    """Measure CPU ranks where there are no two GPUs, or all is measured, and threads."""
+    """Measure GPUs, CPU ranks where there are no two GPUs, or all is measured, and threads."""
+    figures = behind_work.run(bench, 1.0) if len(bench.gpus) > 1 else []
     if bench.cpu_ranks < 2:
         bench.notes.append("one processor here: there is nothing beside it")
-        return []
-    figures: list[Figure] = []
+        return figures
     if _has_ranks(bench):
         figures += ranks_beside.run(bench, 0.3)
         figures += after_work.run(bench, 0.4)
@@ -22,9 +22,9 @@ def run(bench: Bench) -> list[Figure]:
 
 def start(bench: Bench) -> Call:
     """Start the ranks."""
-    if bench.cpu_ranks < 2 or not _has_ranks(bench):
-        return lambda: None
-    return bench.started(["cpu"] * bench.cpu_ranks)
+    on_gpus = [list(bench.gpus)] if len(bench.gpus) > 1 else []
+    on_cpu = [["cpu"] * bench.cpu_ranks] if bench.cpu_ranks > 1 and _has_ranks(bench) else []
+    return bench.started(*on_gpus, *on_cpu)
 
 
 def _has_ranks(bench: Bench) -> bool:
@@ -42,6 +42,10 @@ EXPERIMENT = Experiment(
             "all-gather": tuple(1 << k for k in (10, 20)),
             "ordered tree reduction": tuple(1 << k for k in (10, 20)),
         },
+        "behind_work": {
+            "all-reduce": tuple(1 << k for k in (10, 20, 15, 24)),
+            "all-gather": (1 << 10, 1 << 15),
+        },
         "sums": tuple(1 << k for k in (20, 10, 24)),
         "cpu_beside_gpus": False,
         "every_number": False,
@@ -50,12 +54,13 @@ EXPERIMENT = Experiment(
         "after_work": dict.fromkeys(
             ("all-reduce", "all-gather", "ordered tree reduction"), tuple(1 << k for k in range(10, 27, 4))
         ),
+        "behind_work": dict.fromkeys(("all-reduce", "all-gather"), tuple(1 << k for k in range(10, 27, 4))),
         "sums": tuple(1 << k for k in range(10, 27, 4)),
         "cpu_beside_gpus": True,
         "every_number": True,
     },
-    quick_s=Seconds(9.0, cpu=2.5),
-    full_s=Seconds(90.0, cpu=60.0),
+    quick_s=Seconds(9.0, cpu=2.5, gpu=0.8),
+    full_s=Seconds(90.0, cpu=60.0, gpu=10.0, more=5.0),
     start=start,
     order=55,
 )
