@@ -98,7 +98,7 @@ def tune(
     if plan.exactness == "bits":
         job, plan, own = _one_shard(job, plan, world)
     with status.doing("tune"):
-        subject = _subject(job, plan, model, wish, own, None if parts.workers == 0 else parts.workers)
+        subject = _subject(job, plan, model, wish, own, _workers(parts, wish))
         known = _known(job, plan, model, subject, own, parts) if world.is_main and not wish.allowed else None
         held = recall(known, wish.seconds) if wish.remembers and known is not None else None
         held = group.objects(held)[0]
@@ -200,6 +200,16 @@ def _not_repeatable(parts: Parts) -> str:
     if parts.order.samples < parts.order.batch_size:
         return "there is no whole batch to measure with"
     return ""
+
+
+def _workers(parts: Parts, wish: Wish) -> int | None:
+    """Return the loader processes of a rank, ``None`` where there is no other number of them to try.
+
+    Data in memory is read by indexing. Unasked, code of the user's that runs in the rank is not moved to processes.
+    """
+    if parts.collate is None or (parts.workers == 0 and wish.seconds is None):
+        return None
+    return parts.workers
 
 
 def _on_own_data(job: Job, world: World) -> tuple[Job, str]:
