@@ -129,7 +129,9 @@ def tune(
             trials = Trials(own, group, met, apart, plan, model, status, compared)
 
             def enough(step_s: float, rest_s: float) -> bool:
-                return rest_s < _seconds(wish, steps, step_s) and not any(group.objects(bool(stop.by)))
+                all_ = group.objects((time.perf_counter() - begun, bool(stop.by)))
+                # By rank 0's clock.
+                return all_[0][0] + rest_s < _seconds(wish, steps, step_s) and not any(by for _, by in all_)
 
             left = trials.prepare(enough, wish.seconds is not None)
             start = Reading() if left else trials.measure({})
