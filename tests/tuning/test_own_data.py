@@ -76,6 +76,24 @@ def test_a_step_that_waits_for_samples_gets_workers_where_it_has_none():
     assert any("workers (named)" in note for note in named.notices)
 
 
+class Counts(Slow):
+    """Its samples say how many were read before."""
+
+    def __init__(self):
+        self.read = 0
+
+    def __getitem__(self, place):
+        self.read += 1
+        return super().__getitem__(place)[0] + self.read / 1e3, Y[place]
+
+
+def test_samples_that_change_from_one_reading_to_the_next_get_no_workers():
+    record = kway.tune(job(Counts()), devices="cpu:1", seconds=30, step_kind="eager")
+    assert record.how == "measured"
+    assert not any("workers" in row["choice"] for row in record.rows)
+    assert any("workers (" in note and "when they are read again" in note for note in record.notices)
+
+
 def test_a_run_that_nobody_asked_to_tune_starts_no_workers_of_its_own(monkeypatch):
     tried = []
     monkeypatch.setattr("kway.tuning.run.LEAST_STEPS", 1)

@@ -36,7 +36,7 @@ class Subject:
     ``compiler``: whether torch.compile can work here; ``images``: whether parameters have four dimensions;
     ``attention``: whether the model calls ``scaled_dot_product_attention``; ``forms``: how the optimizer can go over
     its parameters; ``gradient_bytes``; ``waits``: the part of a step in which it waits for input; ``workers``: loader
-    processes of a rank, ``None`` where none can be started, or may be unasked; ``micro_batch``: the samples that a device computes at
+    processes of a rank, ``None`` where none may be started; ``micro_batch``: the samples that a device computes at
     once, and whether they ``may_be_cut`` further; ``named``: what the user has chosen, and is left.
     """
 
@@ -105,7 +105,7 @@ def _why_not(subject: Subject) -> dict[str, str]:
         "optimizer": "it leaves nothing to choose",
         "step_kind": "no compiler was found",
         "bucket_mib": bits or several,
-        "workers": "the data is in memory, or a step hardly waits for it",
+        "workers": "the data is in memory, or its samples are others when they are read again, or a step hardly waits",
     }
     if subject.device == "cuda":
         return common | {

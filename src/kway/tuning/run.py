@@ -13,8 +13,11 @@ from torch import nn
 from kway.comm.group import Group
 from kway.comm.meeting import meeting
 from kway.data.arrays import InMemory
+from kway.data.digest import digest_of
+from kway.data.fetch import Request
 from kway.data.order import KeyedOrder
 from kway.data.parts import Parts
+from kway.data.share import reader
 from kway.data.streams import StreamOrder
 from kway.devices.compilers import missing
 from kway.errors import UsageError, line_of
@@ -145,6 +148,8 @@ def tune(
             subject = replace(
                 subject, waits=seen.waits, attention=seen.attention, forms=seen.forms, compiler=compiler
             )
+            if subject.workers is not None and not all(group.objects(_repeats(apart))):
+                subject = replace(subject, workers=None)
             found = search(stages(subject), budget.measure, budget.cost, budget.again, budget.left, start)
         made = datetime.now(UTC).isoformat(timespec="seconds")
         if known is not None and not budget.stopped:
@@ -212,6 +217,18 @@ def _workers(parts: Parts, wish: Wish) -> int | None:
     if parts.collate is None or (parts.workers == 0 and wish.seconds is None):
         return None
     return parts.workers
+
+
+def _repeats(job: Job) -> bool:
+    """Whether a sample is the same when it is read again. Of a data set that draws from a generator of its own, or
+    counts, each worker would draw and count for itself.
+    """
+    parts = training_parts(replace(job, validation=None))[0]
+    read, first = reader(parts, job.seed), Request(0, 0, 0, parts.order.batch(0, 0)[:1])
+    try:
+        return digest_of(read(first)) == digest_of(read(first))
+    except Exception:
+        return False
 
 
 def _on_own_data(job: Job, world: World) -> tuple[Job, str]:
