@@ -216,7 +216,9 @@ def train(
     parts, held = training_parts(job)
     check_timeline(spec, parts.order.steps(0), bool(resume))
     model = build(job)
-    check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
+    check_model(
+        job, model, where.plan.layout, exactness, parts.order.batch_size, shards, settings=where.plan.settings
+    )
     adapting = adapting_of(on_oom, job, model, where, parts.order)
     spec = spec if growth is None else growth.over(spec, parts.order)
     spec = check_alike(

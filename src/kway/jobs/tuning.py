@@ -89,7 +89,9 @@ def tune(
     assert wish is not None
     parts, _ = training_parts(replace(job, validation=None))
     model = build(job)
-    check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
+    check_model(
+        job, model, where.plan.layout, exactness, parts.order.batch_size, shards, settings=where.plan.settings
+    )
     sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
     if where.starts_ranks:
         check_value("job", sent)
