@@ -15,7 +15,8 @@ class Situation:
     """Where it ran out. ``samples``: the most that were computed at once, of ``total`` of the global batch.
 
     ``level`` with ``shards`` of a batch; ``trains``: whether steps are taken; ``why_whole``: returns why a share must
-    not be cut in time, if so. ``adapts``: whether whoever runs the job can; ``shared``: whether all devices have one
+    not be cut in time, if so. ``adapts``: whether whoever runs the job can; ``blocks``: how many blocks of the model
+    could be computed again in backward, and are not; ``shared``: whether all devices have one
     memory. ``fixed``: bytes that do not depend on samples; ``activations``: bytes that do, measured
     with what was asked for; ``room``: bytes that tensors can take in all; ``None`` where nobody knows.
     """
@@ -29,6 +30,7 @@ class Situation:
     trains: bool
     why_whole: Callable[[], str | None]
     adapts: bool = False
+    blocks: int = 0
     shared: bool = False
     fixed: int = 0
     activations: int | None = None
@@ -110,10 +112,16 @@ def _other_ways(now: Situation) -> list[str]:
     ways = []
     if now.total > 1 and not now.shared:
         ways.append("more devices, each with a smaller share of the same global batch")
+    adapts = now.adapts and now.blocks and (now.level == "bits" or now.why_whole() is not None)
     ways.append(
         "activation checkpointing: activations are computed again in backward instead of being kept; of a model made "
         "of blocks by settings={'recompute': True} (--settings recompute=true), else in the model "
         "(torch.utils.checkpoint)"
+        + (
+            f"; on_oom='adapt' (--on-oom adapt) does so with its {counted(now.blocks, 'block')}"
+            if adapts
+            else ""
+        )
     )
     if now.precision in _HALF:
         ways.append(
