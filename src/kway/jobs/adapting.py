@@ -12,7 +12,7 @@ from kway.job import Job
 from kway.jobs.place import Place
 from kway.records import Plan
 from kway.registry import known
-from kway.step.recompute import blocks_of
+from kway.step.recompute import left_alone
 from kway.strategies.micro_batches import shares_of, why_whole
 from kway.units import counted
 
@@ -76,7 +76,7 @@ class Adapting:
         """Say why nothing more is tried."""
         done = "; the model's blocks are computed again already" if self._recomputes else ""
         if self.whole is not None:
-            return f"cuts no share ({self.whole}){done or f'; recompute is of no use in: {error.phase}'}"
+            return f"tries nothing more: a share must not be cut{done or f'; recompute: of no use in {error.phase}'}"
         few = error.samples == 1 or error.is_by_samples
         why = "1 sample at once is the fewest" if few else f"of no use in: {error.phase}"
         return f"tries no smaller micro-batch ({why}){done}"
@@ -100,7 +100,7 @@ def adapting_of(on_oom: str, job: Job, model: nn.Module, where: Place, order: Or
         )
     reason = made.whole = why_whole(job, model, plan.layout, plan.exactness, made.most, plan.shards)
     # What the user has named stays as named.
-    made.blocks = 0 if "recompute" in plan.settings else len(blocks_of(model))
+    made.blocks = 0 if "recompute" in plan.settings else len(left_alone(model))
     if made.is_on and reason is not None and not made.blocks:
         raise RefusedError(
             f"{_ADAPT} (--on-oom adapt) at exactness {plan.exactness}",

@@ -12,7 +12,7 @@ from torch import nn
 from kway.errors import RefusedError, UsageError
 from kway.job import Job
 from kway.registry import known
-from kway.step.recompute import blocks_of, recompute
+from kway.step.recompute import left_alone, recompute
 from kway.units import shown
 
 Tensor = torch.Tensor
@@ -139,7 +139,7 @@ class Settings:
 
     def check_model(self, model: nn.Module) -> None:
         """Raise ``UsageError`` for a model that has none of the parts which a setting is about."""
-        if self.recompute and not blocks_of(model):
+        if self.recompute and not left_alone(model):
             raise _no_blocks(model)
 
     def prefer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
