@@ -294,7 +294,7 @@ def test_fewer_samples_come_before_recomputing_and_what_is_named_stays(ranks):
 def test_where_recomputing_is_not_enough_the_error_says_that_it_was_tried(ranks):
     error = fails(ranks, 2, job_of(model=partial(Keeping, 3, 3)), on_oom="adapt")
     assert "tries nothing more: a share must not be cut" in str(error)
-    assert "activation checkpointing within the model's blocks" in str(error)
+    assert "activation checkpointing within the blocks" in str(error)
     assert "the model's blocks are computed again already" in str(error)
     assert "does so with its" not in str(error)
     wrapped = Keeping()

@@ -126,7 +126,7 @@ def _other_ways(now: Situation) -> list[str]:
 
 def _checkpointing(now: Situation) -> str:
     if now.recomputes:
-        return "activation checkpointing within the model's blocks, which keep their inputs alone (torch.utils.checkpoint)"
+        return "activation checkpointing within the blocks, which keep their inputs alone (torch.utils.checkpoint)"
     text = (
         "activation checkpointing: activations are computed again in backward instead of being kept; of a model made "
         "of blocks by settings={'recompute': True} (--settings recompute=true), else in the model "
