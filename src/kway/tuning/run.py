@@ -40,6 +40,8 @@ from kway.world import StopRequest, World
 PART, MOST_S = 0.05, 60.0
 # Steps of a run of which PART is worth a look: the step as it is takes some forty of them.
 LEAST_STEPS = 2000
+# A choice of which parts were left out for want of time is made anew, unasked, where there is so many times as much.
+MUCH_MORE = 2.0
 # Steps that are compared: a recorded step is recorded by then, others are the same from the first on.
 COMPARED = {"cuda": 6, "cpu": 2}
 # Seconds of a compilation before one was seen, and by layer; by mode how many times as long. On one H200 LeNet took
@@ -107,7 +109,7 @@ def tune(
         held = group.objects(held)[0]
         steps = (parts.order.steps(0) or 0) * length[0]
         steps = steps if length[1] is None else min(steps, length[1])
-        if held is not None:
+        if held is not None and not _has_more(held, wish, steps, parts):
             # Of no epochs: nothing is to be run. At bits a choice is part of them, whatever the length.
             why = _not_repaid(held, steps) if length[0] and plan.exactness != "bits" else ""
             return Tuned({} if why else held.choice, "remembered", why, made=held.made)
@@ -153,8 +155,8 @@ def tune(
             found = search(stages(subject), budget.measure, budget.cost, budget.again, budget.left, start)
         made = datetime.now(UTC).isoformat(timespec="seconds")
         if known is not None and not budget.stopped:
-            kept = Kept(found.best, made, *_compiling(found, start, plan))
-            keep(known, kept, math.inf if found.whole else budget.seconds)
+            there = math.inf if found.whole else budget.seconds
+            keep(known, Kept(found.best, made, *_compiling(found, start, plan), there, start.median_s))
         spent = time.perf_counter() - begun
         if line := budget.overrun(spent):
             say(line)
@@ -186,6 +188,12 @@ def _compiling(found: Found, start: Reading, plan: Plan) -> tuple[float, float]:
     ]
     gains = [start.median_s - its.median_s for choice, its in tried if choice == found.best]
     return max(made, default=0.0), max(gains, default=0.0)
+
+
+def _has_more(held: Kept, wish: Wish, steps: int, parts: Parts) -> bool:
+    """Whether a run that measures unasked has far more seconds for it than a choice was made in that lacked some."""
+    may = wish.seconds is None and not wish.why_not and isinstance(parts.dataset, InMemory)
+    return may and steps >= LEAST_STEPS and _seconds(wish, steps, held.step_s) > MUCH_MORE * held.seconds
 
 
 def _not_repaid(held: Kept, steps: int) -> str:
