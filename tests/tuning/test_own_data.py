@@ -65,6 +65,7 @@ class Slow(Dataset):
         return X[place], Y[place]
 
 
+@pytest.mark.filterwarnings("error:This DataLoader will create")
 def test_a_step_that_waits_for_samples_gets_workers_where_it_has_none():
     record = kway.tune(job(Slow()), devices="cpu:1", seconds=30, step_kind="eager")
     tried = {row["choice"].get("workers"): row for row in record.rows}
