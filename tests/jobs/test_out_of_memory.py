@@ -230,6 +230,80 @@ def test_what_would_be_another_result_is_refused_before_anything_starts(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+class Part(nn.Module):
+    """A block that a batch must not be cut for."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh())
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+class Keeping(nn.Module):
+    """Has no room for what its blocks keep for backward, of more than ``most`` samples, nor ``ever`` for so many."""
+
+    def __init__(self, most=3, ever=99):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 4)
+        self.parts = nn.ModuleList(Part() for _ in range(2))
+        self.most, self.ever = most, ever
+
+    def forward(self, x):
+        x = self.first(x)
+        for part in self.parts:
+            x = part(x)
+        again = "forward" in vars(self.parts[0])
+        if self.training and len(x) > (self.ever if again else self.most):
+            raise torch.OutOfMemoryError(FULL)
+        return self.last(x)
+
+
+@pytest.mark.parametrize(("size", "level"), [(1, "math"), (2, "math"), (2, "loose"), (2, "bits")])
+def test_a_share_that_must_not_be_cut_is_computed_again_in_backward(ranks, size, level):
+    heard, more = [], {"exactness": level, "shards": 2}
+    callbacks = [lambda event, record: heard.append(record.get("text", ""))]
+    run = train(ranks, size, job_of(model=Keeping), on_oom="adapt", callbacks=callbacks, **more)
+    assert (run.record.settings, run.record.job["micro_batch"]) == ({"recompute": True}, None)
+    # Adapting too, so that one device is a rank of as many threads.
+    own = train(ranks, size, job_of(model=partial(Keeping, 99)), on_oom="adapt", **more)
+    assert own.record.settings == {}
+    assert run.record.weights_sha256 == own.record.weights_sha256
+    said = [text for text in heard if "from now on" in text]
+    assert ["recompute=true (activation checkpointing of 2 blocks)" in text for text in said] == [True]
+    assert set(said) <= set(run.record.notices)
+    assert "does so with its 2 blocks" in str(fails(ranks, size, job_of(model=Keeping), **more))
+
+
+def test_fewer_samples_come_before_recomputing_and_what_is_named_stays(ranks):
+    def plain():
+        model = Keeping(most=0, ever=1)
+        for part in model.parts:
+            part.layers[1] = nn.Identity()
+        return model
+
+    run = train(ranks, 2, job_of(model=plain), on_oom="adapt")
+    assert (run.record.settings, run.record.job["micro_batch"]) == ({"recompute": True}, 1)
+    error = fails(ranks, 2, job_of(model=plain), on_oom="adapt", settings={"recompute": False})
+    assert "1 sample at once is the fewest" in str(error)
+    with pytest.raises(kway.RefusedError, match="recompute=False is named"):
+        train(ranks, 2, job_of(model=Keeping), on_oom="adapt", settings={"recompute": False})
+
+
+def test_where_recomputing_is_not_enough_the_error_says_that_it_was_tried(ranks):
+    error = fails(ranks, 2, job_of(model=partial(Keeping, 3, 3)), on_oom="adapt")
+    assert "tries nothing more: a share must not be cut" in str(error)
+    assert "activation checkpointing within the blocks" in str(error)
+    assert "the model's blocks are computed again already" in str(error)
+    assert "does so with its" not in str(error)
+    wrapped = Keeping()
+    for part in wrapped.parts:
+        part.forward = partial(part.forward)
+    with pytest.raises(kway.RefusedError, match="no blocks that could be computed again"):
+        train(ranks, 2, job_of(model=wrapped), on_oom="adapt")
+
+
 def test_loose_models_without_statistics_of_a_batch_are_adapted(ranks):
     run = train(ranks, 1, job_of(), on_oom="adapt", exactness="loose")
     assert run.record.job["micro_batch"] == 2

@@ -92,7 +92,10 @@ def test_blocks_are_the_items_of_the_outermost_lists():
     assert blocks_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
 
 
-def test_a_model_without_blocks_is_one_error():
+@pytest.mark.parametrize("call", [partial(kway.train, epochs=1), kway.prove, kway.tune])
+def test_a_model_without_blocks_is_one_error_before_anything_starts(tmp_path, call):
     model = partial(nn.Linear, 3, 2)
     with pytest.raises(kway.UsageError, match="no blocks"):
-        kway.train(job(model), devices="cpu:1", epochs=1, settings={"recompute": True})
+        # A proof said that the result was another one.
+        call(job(model), devices="cpu:1", settings={"recompute": True}, out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())

@@ -1,10 +1,14 @@
 """What a tuning takes of its seconds, on a clock that only trials move: never more than there are."""
 
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
+import kway
 from kway.tuning import run
 from kway.tuning.knobs import Subject, stages
 from kway.tuning.run import FIRST_S, KERNELS, _Budget
@@ -83,3 +87,17 @@ def test_no_more_is_spent_than_there_is_and_the_winner_is_measured_again(monkeyp
     assert whole == {True, False}
     assert found.best["compile_mode"] == "searched"
     assert FIRST_S["cuda"][0] + LAYERS * FIRST_S["cuda"][1] > 24.0
+
+
+@pytest.mark.usefixtures("short")
+def test_nothing_is_measured_where_windows_alone_take_longer_than_there_is(monkeypatch):
+    monkeypatch.setattr("kway.tuning.trial.WINDOW_S", 1.0)
+    sgd = partial(torch.optim.SGD, lr=0.05)
+    data = torch.zeros(64, 8), torch.arange(64) % 3
+    job = kway.Job(partial(nn.Linear, 8, 3), nn.CrossEntropyLoss(), sgd, data, batch_size=16)
+    begun = time.perf_counter()
+    # Steps of less than a millisecond, but four trials of five windows each.
+    record = kway.tune(job, devices="cpu:1", seconds=15)
+    assert (record.how, record.rows) == ("left", [])
+    assert "to try one way and to measure it again takes some 2" in record.why
+    assert time.perf_counter() - begun < 5

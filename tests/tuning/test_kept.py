@@ -63,3 +63,18 @@ def test_what_compiling_took_is_that_of_the_first_with_the_same_kernels():
     assert _compiling(Found(fused, rows), start, plan) == (14.0, pytest.approx(0.02))
     assert _compiling(Found({"optimizer": "fused"}, rows), start, plan) == (0.0, 0.0)
     assert _compiling(Found(fused, rows), start, SimpleNamespace(step_kind="compiled")) == (0.0, 0.0)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_long_run_measures_what_a_short_one_had_no_time_for(monkeypatch):
+    monkeypatch.setattr("kway.tuning.run._Budget.cost", lambda self, choice: 5.0)
+    assert any(row["step_s"] is None for row in kway.tune(job(), devices="cpu:1", seconds=4).rows)
+    monkeypatch.setattr("kway.tuning.run.LEAST_STEPS", 8)
+    run = partial(kway.train, job(), devices="cpu:1", epochs=2)
+    # A twentieth of eight steps is no more than 4 s.
+    assert run().record.tuned["how"] == "remembered"
+    monkeypatch.setattr("kway.tuning.run.PART", 1e9)
+    assert run(epochs=1).record.tuned["how"] == "remembered"
+    assert run().record.tuned["how"] == "measured"
+    # A minute is the most that a run takes unasked: what lacks more than that stays as it is.
+    assert run().record.tuned["how"] == "remembered"

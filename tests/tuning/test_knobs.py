@@ -81,6 +81,12 @@ def test_workers_only_where_input_is_waited_for():
     assert [change for change in changes(waiting) if "workers" in change] == [{"workers": 4}, {"workers": 8}]
 
 
+def test_input_that_is_waited_for_comes_first_and_what_is_compiled_after_what_is_cheap():
+    cpu = Subject("cpu", workers=0, waits=0.5, threads=4, micro_batch=64, may_be_cut=True, allowed=("bf16",))
+    assert names(cpu) == ["input", "precision", "threads", "micro-batch", "step kind"]
+    assert names(replace(cpu, device="cuda", threads=1))[0] == "input"
+
+
 def test_what_the_user_has_chosen_is_left():
     subject = Subject(
         "cpu", images=True, forms=("fused",), threads=4, named=frozenset({"memory_format", "threads"})

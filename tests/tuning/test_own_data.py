@@ -1,14 +1,17 @@
 """What tuning leaves of the user's data: all of it. Trials read a copy, and a tuned run is that without trials."""
 
 import threading
+import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import kway
+from kway.tuning.run import _workers
 
 pytestmark = pytest.mark.usefixtures("short")
 
@@ -49,6 +52,62 @@ def test_a_run_that_tunes_itself_reads_what_it_would_have_read():
     plain = run(job(Draws()), tune=False)
     for name, value in plain.model.state_dict().items():
         torch.testing.assert_close(tuned.model.state_dict()[name], value)
+
+
+class Slow(Dataset):
+    """Takes its time for each sample, which waits for nothing that workers share."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, place):
+        time.sleep(0.002)
+        return X[place], Y[place]
+
+
+@pytest.mark.filterwarnings("error:This DataLoader will create")
+def test_a_step_that_waits_for_samples_gets_workers_where_it_has_none():
+    record = kway.tune(job(Slow()), devices="cpu:1", seconds=30, step_kind="eager")
+    tried = {row["choice"].get("workers"): row for row in record.rows}
+    assert set(tried) >= {None, 2, 4, 8}
+    assert tried[8]["ratio"] < 0.7
+    assert record.choice["workers"] in (2, 4, 8)
+    assert not any("workers" in note for note in record.notices)
+    named = kway.tune(replace(job(Slow()), workers=0), devices="cpu:1", seconds=30, step_kind="eager")
+    assert any("workers (named)" in note for note in named.notices)
+
+
+class Counts(Slow):
+    """Its samples say how many were read before."""
+
+    def __init__(self):
+        self.read = 0
+
+    def __getitem__(self, place):
+        self.read += 1
+        return super().__getitem__(place)[0] + self.read / 1e3, Y[place]
+
+
+def test_samples_that_change_from_one_reading_to_the_next_get_no_workers():
+    record = kway.tune(job(Counts()), devices="cpu:1", seconds=30, step_kind="eager")
+    assert record.how == "measured"
+    assert not any("workers" in row["choice"] for row in record.rows)
+    assert any("workers (" in note and "when they are read again" in note for note in record.notices)
+
+
+def test_a_run_that_nobody_asked_to_tune_starts_no_workers_of_its_own(monkeypatch):
+    tried = []
+    monkeypatch.setattr("kway.tuning.run.LEAST_STEPS", 1)
+    monkeypatch.setattr("kway.tuning.run._workers", lambda *given: tried.append(_workers(*given)))
+    loader = partial(DataLoader, TensorDataset(X, Y), batch_size=16, collate_fn=default_collate_of_my_own)
+    kway.train(replace(job(loader()), batch_size=None), devices="cpu:1", steps=1)
+    kway.train(replace(job(loader(num_workers=1)), batch_size=None), devices="cpu:1", steps=1)
+    kway.train(replace(job((X, Y)), batch_size=16), devices="cpu:1", steps=1, tune_seconds=1)
+    assert tried == [None, 1, None]
+
+
+def default_collate_of_my_own(samples):
+    return default_collate(samples)
 
 
 def test_data_that_cannot_be_copied_are_left_with_the_reason():

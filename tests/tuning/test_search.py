@@ -112,6 +112,22 @@ def test_a_winner_that_does_not_win_again_is_not_chosen():
     assert [row.verdict for row in found.rows[:3]] == ["chosen", "no faster", "did not hold"]
 
 
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (Reading(refused="no memory", cost_s=1.0), "refused: no memory, when measured again"),
+        (Reading((0.1,) * 5, 1.0, difference="bias differs"), "discarded: bias differs, when measured again"),
+    ],
+)
+def test_a_winner_that_fails_or_differs_the_second_time_is_told_so(later, said):
+    class Failing(Machine):
+        def measure(self, choice):
+            return later if choice in self.asked else super().measure(choice)
+
+    found = Failing(of).find([Stage("a", ({"optimizer": "fused"},))])
+    assert (found.best, found.again, found.rows[-1].verdict) == ({}, None, said)
+
+
 def test_a_winner_that_nobody_can_measure_again_has_to_win_clearly():
     clear = Machine(lambda choice: 0.8 if choice else 1.0, budget=3.5, late=1.0)
     assert clear.find([Stage("a", ({"optimizer": "fused"},))]).best == {"optimizer": "fused"}

@@ -51,6 +51,37 @@ def test_a_run_says_what_was_chosen_for_it(monkeypatch, tuned, said):
     assert notices[0].startswith("optimizer fused, threads 1, ")
 
 
+@pytest.mark.parametrize(
+    ("choice", "more", "said"),
+    [
+        (FUSED, {}, None),
+        ({}, {"exactness": "bits"}, None),
+        (FUSED, {"exactness": "bits"}, "only where it asks: --tune-seconds 9 (tune_seconds=)"),
+        (FUSED, {"step_kind": "eager"}, "names --step-kind eager as well and asks: --tune-seconds 9"),
+        (FUSED, {"allow": "bf16"}, "kept nowhere, since other precisions were allowed"),
+        ({"precision": "bf16"}, {"allow": "bf16"}, "name --precision bf16 (precision='bf16') in runs"),
+    ],
+)
+def test_a_tuning_says_which_runs_take_its_choice_up_where_not_all_do(monkeypatch, choice, more, said):
+    tuned = Tuned(choice, "measured", "", 3.0, MADE, Found(choice))
+    monkeypatch.setattr("kway.jobs.tuning.tune_on_ranks", lambda *given: tuned)
+    record = kway.tune(job(), devices="cpu:1", seconds=9, **more)
+    told = [line for line in record.notices if "kept" in line or "takes it up" in line]
+    assert [said in line for line in told] == ([] if said is None else [True])
+
+
+@pytest.mark.usefixtures("short")
+def test_what_a_tuning_says_of_later_runs_is_so(monkeypatch):
+    """Level bits, and a step kind that is named: a run finds the choice where it asks, and else runs as it is."""
+    monkeypatch.setattr("kway.tuning.search.faster", lambda one, other: one.median_s != other.median_s)
+    for more in ({"exactness": "bits"}, {"step_kind": "eager"}):
+        chosen = kway.tune(job(), devices="cpu:1", seconds=30, **more).choice
+        assert chosen
+        asks, asks_not = (trained(**more, **given)[0].record for given in ({"tune_seconds": 30}, {}))
+        assert (asks.tuned["how"], asks.tuned["choice"]) == ("remembered", chosen)
+        assert (asks_not.tuned, asks_not.settings) == (None, {})
+
+
 def test_a_run_that_was_to_be_tuned_and_is_not_says_why_and_others_say_nothing(monkeypatch):
     monkeypatch.setattr("kway.jobs.tuning.tune_on_ranks", lambda *given: Tuned({}, "left", "it is a stream"))
     assert trained(tune_seconds=5)[1] == ["not tuned: it is a stream"]

@@ -117,8 +117,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="error",
         metavar="WAY",
         help="when memory runs out: error ends the run and says what lay there; adapt starts it again from the last "
-        "complete checkpoint, with half as many samples at once (--micro-batch) and the same global batch (default "
-        "error)",
+        "complete checkpoint, with half as many samples at once (--micro-batch) or, where that cannot be, activation "
+        "checkpointing (--settings recompute=true), and the same global batch (default error)",
     )
     parser.add_argument(
         "--timeline",

@@ -1,4 +1,6 @@
-"""``on_oom="adapt"``: a run that ran out of memory goes on with fewer samples at once and the same global batch."""
+"""``on_oom="adapt"``: a run that ran out of memory goes on with fewer samples at once and the same global batch, or,
+where that is not to be had, with activation checkpointing.
+"""
 
 from dataclasses import replace
 
@@ -10,31 +12,46 @@ from kway.job import Job
 from kway.jobs.place import Place
 from kway.records import Plan
 from kway.registry import known
+from kway.step.recompute import left_alone
 from kway.strategies.micro_batches import shares_of, why_whole
+from kway.units import counted
 
 WAYS = {"error": False, "adapt": True}
 _ADAPT = "on_oom='adapt'"
+# Phases of an out-of-memory error in which there are activations for backward.
+_KEEPING = ("forward", "backward", "step")
 
 
 class Adapting:
-    """Chooses the ``micro_batch`` of the next start: half as many samples at once as in the last, down to 1.
+    """Chooses the ``micro_batch`` of the next start: half as many samples at once as in the last, down to 1; then, and
+    where a share must not be cut, that the model's blocks are computed again in backward.
 
     ``is_on``: whether it does; without, an out-of-memory error is raised as it is. ``order``: of the training data.
-    ``most``: samples of its largest batch.
+    ``most``: samples of its largest batch. ``whole``: why a share must not be cut, if so. ``blocks``: how many blocks
+    of the model could be computed again, and are not.
     """
 
     def __init__(self, on_oom: str, job: Job, order: Order) -> None:
         self.is_on = known("on_oom", on_oom, WAYS)
         self.micro_batch = job.micro_batch
         self.most = min(order.batch_size, order.samples or order.batch_size)
+        self.whole: str | None = None
+        self.blocks = 0
+        self._recomputes, self._tried = False, ""
         self._last: OutOfMemoryError | None = None
 
     def job(self, job: Job) -> Job:
         """Return ``job`` with the micro-batch to use now."""
         return replace(job, micro_batch=self.micro_batch)
 
+    def place(self, where: Place) -> Place:
+        """Return where the run goes, with the settings to use now."""
+        if not self._recomputes:
+            return where
+        return replace(where, plan=replace(where.plan, settings={**where.plan.settings, "recompute": True}))
+
     def smaller(self, error: OutOfMemoryError, plan: Plan) -> str:
-        """Choose the next micro-batch; return a line for the user. Raises ``error`` where none would help."""
+        """Choose what needs less; return a line for the user. Raises ``error`` where nothing would help."""
         chosen = (self.micro_batch, plan.settings.get("micro_batch"))
         most = min([-(-self.most // shares_of(plan.layout)), *(size for size in chosen if size)])
         # Of a last batch ranks hold a sample more or less, and which of them fails first must not count. Where fewer
@@ -42,26 +59,33 @@ class Adapting:
         now = most if 2 * error.samples > most else error.samples
         if not self.is_on:
             raise error
-        if not error.is_by_samples or now < 2:
+        if self.whole is None and error.is_by_samples and now > 1:
+            self.micro_batch = now // 2
+            self._tried = f"micro_batch={self.micro_batch}"
+        elif self.blocks and not self._recomputes and error.phase in _KEEPING:
+            self._recomputes = True
+            self._tried = f"recompute=true (activation checkpointing of {counted(self.blocks, 'block')})"
+        else:
             # The advice to try it would be none any more.
-            why = (
-                "1 sample at once is the fewest"
-                if error.samples == 1 or error.is_by_samples
-                else f"of no use in: {error.phase}"
-            )
-            error.do += f"\n  {_ADAPT} tries no smaller micro-batch ({why})"
+            error.do += f"\n  {_ADAPT} {self._why_not(error)}"
             raise error
-        self._last, self.micro_batch = error, now // 2
-        return (
-            f"{error.got}: {error.need.splitlines()[0]}; from now on micro_batch={self.micro_batch} ({_ADAPT}), the "
-            "same global batch"
-        )
+        self._last = error
+        return f"{error.got}: {error.need.splitlines()[0]}; from now on {self._tried} ({_ADAPT}), the same global batch"
+
+    def _why_not(self, error: OutOfMemoryError) -> str:
+        """Say why nothing more is tried."""
+        done = "; the model's blocks are computed again already" if self._recomputes else ""
+        if self.whole is not None:
+            return f"tries nothing more: a share must not be cut{done or f'; recompute: of no use in {error.phase}'}"
+        few = error.samples == 1 or error.is_by_samples
+        why = "1 sample at once is the fewest" if few else f"of no use in: {error.phase}"
+        return f"tries no smaller micro-batch ({why}){done}"
 
     def refused(self, refused: RefusedError) -> Exception:
         """Return what to raise where a step refused to be cut: that memory ran out, where this tried to cut it."""
         if self._last is None:
             return refused
-        self._last.do += f"\n  {_ADAPT} tried micro_batch={self.micro_batch}, which is refused: {refused}"
+        self._last.do += f"\n  {_ADAPT} tried {self._tried}, which is refused: {refused}"
         return self._last
 
 
@@ -74,11 +98,18 @@ def adapting_of(on_oom: str, job: Job, model: nn.Module, where: Place, order: Or
             "only who starts the ranks can start them again",
             "use that launcher's own, with a smaller micro_batch and resume=True",
         )
-    reason = why_whole(job, model, plan.layout, plan.exactness, made.most, plan.shards)
-    if made.is_on and reason is not None:
+    reason = made.whole = why_whole(job, model, plan.layout, plan.exactness, made.most, plan.shards)
+    # What the user has named stays as named.
+    made.blocks = 0 if "recompute" in plan.settings else len(left_alone(model))
+    if made.is_on and reason is not None and not made.blocks:
         raise RefusedError(
             f"{_ADAPT} (--on-oom adapt) at exactness {plan.exactness}",
-            f"a run that computes fewer samples at once would be another one: {reason}",
+            f"a run that computes fewer samples at once would be another one: {reason}; and "
+            + (
+                f"recompute={plan.settings['recompute']} is named"
+                if "recompute" in plan.settings
+                else "the model has no blocks that could be computed again"
+            ),
             "choose before the start what fits (micro_batch or --micro-batch, at exactness bits --shards), more "
             "devices, or leave on_oom out",
         )

@@ -125,7 +125,15 @@ def prove(
     batches = draw(parts, steps, shards if exactness == "bits" else max(len(chosen) for chosen in sets))
     # Whether a batch is cut in time is judged row by row: a plain loop over whole batches cuts none.
     uncut = job if exactness == "bits" else replace(job, micro_batch=None)
-    check_model(uncut, model, {}, exactness, max(len(indices) for _, indices in batches), shards)
+    check_model(
+        uncut,
+        model,
+        {},
+        exactness,
+        max(len(indices) for _, indices in batches),
+        shards,
+        settings=alone.plan.settings,
+    )
     with claimed(out, "proof.json") as folder, claimed(None, "before") as scratch:
         if on_start is not None:
             on_start(warned)

@@ -1,5 +1,5 @@
 """A run is started again from the last complete checkpoint: on the devices that are left when ranks die, with fewer
-samples at once when memory runs out.
+samples at once or activation checkpointing when memory runs out.
 """
 
 from collections.abc import Callable
@@ -89,6 +89,7 @@ def run_again(
             if adapting is None or stop.by:
                 raise
             note(adapting.smaller(error, where.plan))
+            where = adapting.place(where)
         except RefusedError as refused:
             if adapting is None:
                 raise

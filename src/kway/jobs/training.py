@@ -149,7 +149,9 @@ def train(
 
     ``on_oom="adapt"``: where memory runs out, the run is started again in the same way with half as many samples at
     once (``Job.micro_batch``), down to 1, and the same global batch: from the last complete checkpoint, or the
-    beginning. Refused where that would change the result. The run has processes of its own, also on one device.
+    beginning. Where that is too much still, or would change the result, the model's blocks are computed again in
+    backward instead (``settings={"recompute": True}``); refused where it has none. The run has processes of its own,
+    also on one device.
 
     ``stall_timeout``: like ``"90s"``, ``"5min"`` or seconds: a rank that the others wait for and that makes no
     progress for so long ends the run, with its step, phase and stack; ``None`` waits as long as torch does.
@@ -216,7 +218,9 @@ def train(
     parts, held = training_parts(job)
     check_timeline(spec, parts.order.steps(0), bool(resume))
     model = build(job)
-    check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
+    check_model(
+        job, model, where.plan.layout, exactness, parts.order.batch_size, shards, settings=where.plan.settings
+    )
     adapting = adapting_of(on_oom, job, model, where, parts.order)
     spec = spec if growth is None else growth.over(spec, parts.order)
     spec = check_alike(

@@ -89,7 +89,9 @@ def tune(
     assert wish is not None
     parts, _ = training_parts(replace(job, validation=None))
     model = build(job)
-    check_model(job, model, where.plan.layout, exactness, parts.order.batch_size, shards)
+    check_model(
+        job, model, where.plan.layout, exactness, parts.order.batch_size, shards, settings=where.plan.settings
+    )
     sent = replace(job, model=model, init=None) if isinstance(job.model, nn.Module) else job
     if where.starts_ranks:
         check_value("job", sent)
@@ -241,11 +243,36 @@ def record_of(job: Job, where: Place, batch_size: int, tuned: Tuned, wish: Wish,
         budget_s=wish.seconds,
         plain_step_s=None if plain is None else plain.median_s,
         chosen_step_s=_step_s(rows, tuned.choice),
-        notices=[*where.notices, *([tuned.untried] if tuned.untried else [])],
+        notices=[
+            *where.notices,
+            *_taken_up(tuned, wish, plan.exactness),
+            *([tuned.untried] if tuned.untried else []),
+        ],
         versions=versions(),
         machine=machine(gpus),
         again=None if tuned.found is None else tuned.found.again,
     )
+
+
+def _taken_up(tuned: Tuned, wish: Wish, exactness: str) -> list[str]:
+    """Say of a choice which later runs take it up, where those do not that name nothing."""
+    if not tuned.choice:
+        return []
+    if wish.allowed:
+        precision = tuned.choice.get("precision")
+        if precision is None:
+            return ["kept nowhere, since other precisions were allowed: tuned without them it is"]
+        return [
+            f"kept nowhere, since it is another run: name --precision {precision} (precision={precision!r}) in runs "
+            "that are to have it, and tune with it for the rest"
+        ]
+    # As ``wish_of`` has it.
+    asks = f"--tune-seconds {wish.seconds:g} (tune_seconds=)"
+    if exactness == "bits":
+        return [f"at level bits a run takes it up only where it asks: {asks}"]
+    if wish.step_kind is not None:
+        return [f"a run takes it up where it names --step-kind {wish.step_kind} as well and asks: {asks}"]
+    return []
 
 
 def _row(row: Row, plain: Reading | None) -> dict[str, Any]:

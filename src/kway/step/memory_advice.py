@@ -15,8 +15,9 @@ class Situation:
     """Where it ran out. ``samples``: the most that were computed at once, of ``total`` of the global batch.
 
     ``level`` with ``shards`` of a batch; ``trains``: whether steps are taken; ``why_whole``: returns why a share must
-    not be cut in time, if so. ``adapts``: whether whoever runs the job can; ``shared``: whether all devices have one
-    memory. ``fixed``: bytes that do not depend on samples; ``activations``: bytes that do, measured
+    not be cut in time, if so. ``adapts``: whether whoever runs the job can; ``blocks``: how many blocks of the model
+    could be computed again in backward, and are not; ``recomputes``: whether some are; ``shared``: whether all devices
+    have one memory. ``fixed``: bytes that do not depend on samples; ``activations``: bytes that do, measured
     with what was asked for; ``room``: bytes that tensors can take in all; ``None`` where nobody knows.
     """
 
@@ -29,6 +30,8 @@ class Situation:
     trains: bool
     why_whole: Callable[[], str | None]
     adapts: bool = False
+    blocks: int = 0
+    recomputes: bool = False
     shared: bool = False
     fixed: int = 0
     activations: int | None = None
@@ -110,11 +113,7 @@ def _other_ways(now: Situation) -> list[str]:
     ways = []
     if now.total > 1 and not now.shared:
         ways.append("more devices, each with a smaller share of the same global batch")
-    ways.append(
-        "activation checkpointing: activations are computed again in backward instead of being kept; of a model made "
-        "of blocks by settings={'recompute': True} (--settings recompute=true), else in the model "
-        "(torch.utils.checkpoint)"
-    )
+    ways.append(_checkpointing(now))
     if now.precision in _HALF:
         ways.append(
             "precision='bf16' (--precision bf16): most activations take "
@@ -123,3 +122,16 @@ def _other_ways(now: Situation) -> list[str]:
     if now.total > 1:
         ways.append(f"a smaller global batch (batch_size, here {now.total:,}), which gives another result")
     return ways
+
+
+def _checkpointing(now: Situation) -> str:
+    if now.recomputes:
+        return "activation checkpointing within the blocks, which keep their inputs alone (torch.utils.checkpoint)"
+    text = (
+        "activation checkpointing: activations are computed again in backward instead of being kept; of a model made "
+        "of blocks by settings={'recompute': True} (--settings recompute=true), else in the model "
+        "(torch.utils.checkpoint)"
+    )
+    if now.adapts and now.blocks and (now.level == "bits" or now.why_whole() is not None):
+        text += f"; on_oom='adapt' (--on-oom adapt) does so with its {counted(now.blocks, 'block')}"
+    return text

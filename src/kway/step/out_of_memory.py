@@ -20,6 +20,7 @@ from kway.step.exhausted import asked_for, is_exhaustion, is_of_host, line_of_us
 from kway.step.fixed import FixedInputs
 from kway.step.holdings import Holdings, walk
 from kway.step.memory_advice import Situation, advice
+from kway.step.recompute import left_alone, recomputes
 from kway.step.room import Room, begin_peak
 from kway.units import bytes_text, counted
 
@@ -131,6 +132,8 @@ class Memory:
             self._trains,
             self._why_whole,
             self.adapts,
+            len(left_alone(self._model)),
+            recomputes(self._model),
             device.type == "cpu",
             held.total,
             None if room.peak is None else parts[ACTIVATIONS] + (asked or 0),

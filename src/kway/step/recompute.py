@@ -33,20 +33,27 @@ def _blocks(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from _blocks(f"{name}.", child)
 
 
+def left_alone(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that ``recompute`` would take: whose ``forward`` nobody has replaced, nor kway itself."""
+    return [block for _, block in blocks_of(model) if "forward" not in vars(block)]
+
+
+def recomputes(model: nn.Module) -> bool:
+    """Whether blocks of ``model`` are computed again in backward now, by ``recompute``."""
+    return any(getattr(vars(block).get("forward"), "func", None) is _again for _, block in blocks_of(model))
+
+
 def recompute(model: nn.Module, undo: ExitStack) -> int:
     """Let the blocks of ``model`` keep their inputs alone until ``undo`` ends; return how many there are.
 
     In training only. Random numbers, NumPy's and Python's too, are drawn again as they were; buffers are kept by
     ``kway.step.checkpointing``. A block whose own ``forward`` somebody has replaced is left alone.
     """
-    count = 0
-    for _, block in blocks_of(model):
-        if "forward" in vars(block):
-            continue
+    blocks = left_alone(model)
+    for block in blocks:
         vars(block)["forward"] = partial(_again, block, block.forward)
         undo.callback(vars(block).pop, "forward", None)
-        count += 1
-    return count
+    return len(blocks)
 
 
 def _again(block: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:

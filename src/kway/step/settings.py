@@ -12,7 +12,7 @@ from torch import nn
 from kway.errors import RefusedError, UsageError
 from kway.job import Job
 from kway.registry import known
-from kway.step.recompute import recompute
+from kway.step.recompute import left_alone, recompute
 from kway.units import shown
 
 Tensor = torch.Tensor
@@ -134,12 +134,13 @@ class Settings:
             if self.memory_format is not None:
                 _lay_out(model, self.memory_format, undo)
             if self.recompute and not recompute(model, undo):
-                raise UsageError(
-                    f"recompute with a {type(model).__name__} that has no blocks",
-                    "a list (nn.ModuleList, nn.Sequential) of several parts of one class is needed",
-                    "call torch.utils.checkpoint in the model where it keeps too much",
-                )
+                raise _no_blocks(model)
             yield
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise ``UsageError`` for a model that has none of the parts which a setting is about."""
+        if self.recompute and not left_alone(model):
+            raise _no_blocks(model)
 
     def prefer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Let an optimizer of torch's own go over its parameters as the settings say, where its maker left that open.
@@ -151,6 +152,14 @@ class Settings:
         for group in [optimizer.defaults, *optimizer.param_groups]:
             group["fused"], group["foreach"] = self.optimizer == "fused", self.optimizer == "foreach"
         return optimizer
+
+
+def _no_blocks(model: nn.Module) -> UsageError:
+    return UsageError(
+        f"recompute with a {type(model).__name__} that has no blocks",
+        "a list (nn.ModuleList, nn.Sequential) of several parts of one class is needed",
+        "call torch.utils.checkpoint in the model where it keeps too much",
+    )
 
 
 AS_IT_IS = Settings()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from importlib import import_module
 from math import prod
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -15,6 +16,7 @@ from kway.step.frequencies import refuse_frequencies
 from kway.step.gradients import check_gradient_dtypes
 from kway.step.hooked import refuse_hooks
 from kway.step.losses import check_loss
+from kway.step.settings import Settings
 from kway.strategies.base import Axis
 from kway.strategies.levels import DEFAULT_SHARDS, level_of
 
@@ -151,12 +153,15 @@ def check_model(
     batch_size: int,
     shards: int = DEFAULT_SHARDS,
     trains: bool = True,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise ``RefusedError`` for a model that this layout cannot train at this level.
 
     ``trains``: whether there will be gradients; without them hooks on parameters stand in nobody's way.
-    Raises ``UsageError`` for a loss, an optimizer or a schedule that no layout can use.
+    Raises ``UsageError`` for a loss, an optimizer or a schedule that no layout can use, and for ``settings`` that are
+    about parts which the model does not have.
     """
+    Settings.of(settings or {}).check_model(model)
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or "FSDP" in kind:

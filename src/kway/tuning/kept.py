@@ -1,5 +1,6 @@
 """Choices that were made before, by what they depend on: the second run starts tuned."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,16 @@ from kway.world import World
 @dataclass(frozen=True)
 class Kept:
     """A choice, and when it was made. ``compiling_s``: what it took to compile, where it is compiled and the step as it
-    is is not, else 0; ``gain_s``: by how much it was faster, a step.
+    is is not, else 0; ``gain_s``: by how much it was faster, a step. ``seconds``: how many there were to make it in,
+    infinite where no more of them would have changed it; ``step_s``: those of a step as it is.
     """
 
     choice: Choice
     made: str
     compiling_s: float = 0.0
     gain_s: float = 0.0
+    seconds: float = math.inf
+    step_s: float = 0.0
 
     def repays(self, steps: int) -> bool:
         """Whether a run of so many steps wins what compiling may take."""
@@ -112,16 +116,18 @@ def recall(known: dict[str, Any], seconds: float | None) -> Kept | None:
     if held is None:
         return None
     try:
-        enough = seconds is None or float(held["seconds"]) >= seconds
-        if not enough:
+        there = float(held["seconds"])
+        if seconds is not None and not there >= seconds:
             return None
-        costs = float(held.get("compiling_s", 0.0)), float(held.get("gain_s", 0.0))
-        return Kept(check_choice(held["choice"]), str(held["made"]), *costs)
+        compiling_s, gain_s, step_s = (
+            float(held.get(name, 0.0)) for name in ("compiling_s", "gain_s", "step_s")
+        )
+        return Kept(check_choice(held["choice"]), str(held["made"]), compiling_s, gain_s, there, step_s)
     except (ValueError, KeyError, TypeError, UsageError, OverflowError):
         return None
 
 
-def keep(known: dict[str, Any], kept: Kept, seconds: float) -> None:
-    """Keep a choice that was made in ``seconds``; infinite where no more of them would have changed it."""
-    costs = {"compiling_s": kept.compiling_s, "gain_s": kept.gain_s}
-    write(_place(known), known, made=kept.made, seconds=seconds, choice=dict(kept.choice), **costs)
+def keep(known: dict[str, Any], kept: Kept) -> None:
+    """Keep a choice under the facts that it was made under."""
+    numbers = {name: getattr(kept, name) for name in ("seconds", "compiling_s", "gain_s", "step_s")}
+    write(_place(known), known, made=kept.made, choice=dict(kept.choice), **numbers)

@@ -1,5 +1,5 @@
-"""What can be tried, and in which order: on GPUs what mostly wins comes first, on CPUs what is cheap to try, and what
-has to be compiled after it. Data, and nothing that measures.
+"""What can be tried, and in which order: input that is waited for, which hides all else; then on GPUs what mostly wins,
+on CPUs what is cheap to try, and what has to be compiled after it. Data, and nothing that measures.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Subject:
     ``compiler``: whether torch.compile can work here; ``images``: whether parameters have four dimensions;
     ``attention``: whether the model calls ``scaled_dot_product_attention``; ``forms``: how the optimizer can go over
     its parameters; ``gradient_bytes``; ``waits``: the part of a step in which it waits for input; ``workers``: loader
-    processes of a rank, ``None`` where the data is in memory; ``micro_batch``: the samples that a device computes at
+    processes of a rank, ``None`` where none may be started; ``micro_batch``: the samples that a device computes at
     once, and whether they ``may_be_cut`` further; ``named``: what the user has chosen, and is left.
     """
 
@@ -70,12 +70,12 @@ class Stage:
 def stages(subject: Subject) -> list[Stage]:
     """List what is tried for a subject, in order."""
     found = [
+        # First: while a step waits for input, nothing else makes it faster, and all take as long.
+        Stage("input", _input(subject)),
         Stage(
             "precision", tuple({"precision": name} for name in subject.allowed if name != subject.precision)
         ),
         *(_on_gpu(subject) if subject.device == "cuda" else _on_cpu(subject)),
-        Stage("input", _input(subject)),
-        Stage("micro-batch", _micro_batch(subject)),
     ]
     return [stage for stage in (_without(stage, subject.named) for stage in found) if stage.changes]
 
@@ -105,7 +105,7 @@ def _why_not(subject: Subject) -> dict[str, str]:
         "optimizer": "it leaves nothing to choose",
         "step_kind": "no compiler was found",
         "bucket_mib": bits or several,
-        "workers": "the data is in memory, or a step hardly waits for it",
+        "workers": "the data is in memory, or its samples are others when they are read again, or a step hardly waits",
     }
     if subject.device == "cuda":
         return common | {
@@ -164,6 +164,8 @@ def _on_cpu(subject: Subject) -> list[Stage]:
         Stage("memory format", ({"memory_format": "channels_last"},) if subject.images else ()),
         Stage("optimizer", tuple({"optimizer": form} for form in subject.forms)),
         Stage("threads", tuple({"threads": count} for count in fewer)),
+        # Before compiled code, which another size would compile anew.
+        Stage("micro-batch", _micro_batch(subject)),
         Stage(
             "buckets", _buckets(subject, cuts_code(compiles, subject.device, subject.ranks, subject.level))
         ),

@@ -13,8 +13,11 @@ from torch import nn
 from kway.comm.group import Group
 from kway.comm.meeting import meeting
 from kway.data.arrays import InMemory
+from kway.data.digest import digest_of
+from kway.data.fetch import Request
 from kway.data.order import KeyedOrder
 from kway.data.parts import Parts
+from kway.data.share import reader
 from kway.data.streams import StreamOrder
 from kway.devices.compilers import missing
 from kway.errors import UsageError, line_of
@@ -37,6 +40,8 @@ from kway.world import StopRequest, World
 PART, MOST_S = 0.05, 60.0
 # Steps of a run of which PART is worth a look: the step as it is takes some forty of them.
 LEAST_STEPS = 2000
+# A choice of which parts were left out for want of time is made anew, unasked, where there is so many times as much.
+MUCH_MORE = 2.0
 # Steps that are compared: a recorded step is recorded by then, others are the same from the first on.
 COMPARED = {"cuda": 6, "cpu": 2}
 # Seconds of a compilation before one was seen, and by layer; by mode how many times as long. On one H200 LeNet took
@@ -98,13 +103,13 @@ def tune(
     if plan.exactness == "bits":
         job, plan, own = _one_shard(job, plan, world)
     with status.doing("tune"):
-        subject = _subject(job, plan, model, wish, own, None if parts.workers == 0 else parts.workers)
+        subject = _subject(job, plan, model, wish, own, _workers(parts, wish))
         known = _known(job, plan, model, subject, own, parts) if world.is_main and not wish.allowed else None
         held = recall(known, wish.seconds) if wish.remembers and known is not None else None
         held = group.objects(held)[0]
         steps = (parts.order.steps(0) or 0) * length[0]
         steps = steps if length[1] is None else min(steps, length[1])
-        if held is not None:
+        if held is not None and not _has_more(held, wish, steps, parts):
             # Of no epochs: nothing is to be run. At bits a choice is part of them, whatever the length.
             why = _not_repaid(held, steps) if length[0] and plan.exactness != "bits" else ""
             return Tuned({} if why else held.choice, "remembered", why, made=held.made)
@@ -129,7 +134,9 @@ def tune(
             trials = Trials(own, group, met, apart, plan, model, status, compared)
 
             def enough(step_s: float, rest_s: float) -> bool:
-                return rest_s < _seconds(wish, steps, step_s) and not any(group.objects(bool(stop.by)))
+                all_ = group.objects((time.perf_counter() - begun, bool(stop.by)))
+                # By rank 0's clock.
+                return all_[0][0] + rest_s < _seconds(wish, steps, step_s) and not any(by for _, by in all_)
 
             left = trials.prepare(enough, wish.seconds is not None)
             start = Reading() if left else trials.measure({})
@@ -143,11 +150,13 @@ def tune(
             subject = replace(
                 subject, waits=seen.waits, attention=seen.attention, forms=seen.forms, compiler=compiler
             )
+            if subject.workers is not None and not all(group.objects(_repeats(apart))):
+                subject = replace(subject, workers=None)
             found = search(stages(subject), budget.measure, budget.cost, budget.again, budget.left, start)
         made = datetime.now(UTC).isoformat(timespec="seconds")
         if known is not None and not budget.stopped:
-            kept = Kept(found.best, made, *_compiling(found, start, plan))
-            keep(known, kept, math.inf if found.whole else budget.seconds)
+            there = math.inf if found.whole else budget.seconds
+            keep(known, Kept(found.best, made, *_compiling(found, start, plan), there, start.median_s))
         spent = time.perf_counter() - begun
         if line := budget.overrun(spent):
             say(line)
@@ -181,6 +190,12 @@ def _compiling(found: Found, start: Reading, plan: Plan) -> tuple[float, float]:
     return max(made, default=0.0), max(gains, default=0.0)
 
 
+def _has_more(held: Kept, wish: Wish, steps: int, parts: Parts) -> bool:
+    """Whether a run that measures unasked has far more seconds for it than a choice was made in that lacked some."""
+    may = wish.seconds is None and not wish.why_not and isinstance(parts.dataset, InMemory)
+    return may and steps >= LEAST_STEPS and _seconds(wish, steps, held.step_s) > MUCH_MORE * held.seconds
+
+
 def _not_repaid(held: Kept, steps: int) -> str:
     """Return why a run of so many steps is not compiled though the choice is, or ``""``."""
     if held.repays(steps):
@@ -200,6 +215,28 @@ def _not_repeatable(parts: Parts) -> str:
     if parts.order.samples < parts.order.batch_size:
         return "there is no whole batch to measure with"
     return ""
+
+
+def _workers(parts: Parts, wish: Wish) -> int | None:
+    """Return the loader processes of a rank, ``None`` where there is no other number of them to try.
+
+    Data in memory is read by indexing. Unasked, code of the user's that runs in the rank is not moved to processes.
+    """
+    if parts.collate is None or (parts.workers == 0 and wish.seconds is None):
+        return None
+    return parts.workers
+
+
+def _repeats(job: Job) -> bool:
+    """Whether a sample is the same when it is read again. Of a data set that draws from a generator of its own, or
+    counts, each worker would draw and count for itself.
+    """
+    parts = training_parts(replace(job, validation=None))[0]
+    read, first = reader(parts, job.seed), Request(0, 0, 0, parts.order.batch(0, 0)[:1])
+    try:
+        return digest_of(read(first)) == digest_of(read(first))
+    except Exception:
+        return False
 
 
 def _on_own_data(job: Job, world: World) -> tuple[Job, str]:

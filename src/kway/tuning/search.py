@@ -139,9 +139,13 @@ def _confirm(found: Found, measure: Callable[[Choice], Reading], start: Reading)
         if faster(again, plain):
             found.again = again.median_s / plain.median_s
             return
-    lost = found.best
+    lost, why = found.best, "no faster than the step as it is"
+    if not before.step_s:
+        why = f"the step as it is was refused ({before.refused})"
+    elif again.refused or again.difference:
+        why = _verdict(again, before)
     _take_back(found, "did not hold")
-    found.rows.append(Row("once more", lost, again, "no faster than the step as it is, when measured again"))
+    found.rows.append(Row("once more", lost, again, f"{why}, when measured again"))
 
 
 def _take_back(found: Found, verdict: str) -> None:

@@ -3,6 +3,7 @@
 import gc
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ WINDOWS = 5
 # Seconds of a window at least, and steps: a shorter one would time the clock.
 WINDOW_S, MOST_STEPS = 0.15, 200
 ORDERS = 3
+# The fewest of which anything comes: the step as it is, one candidate, and both once more.
+LEAST_TRIALS = 4
 # Seconds in which ranks that fail alike do so, at least: the others of one that fails alone never come.
 ALIKE_S = 60.0
 
@@ -96,9 +99,9 @@ class Trials:
     def prepare(self, enough: Callable[[float, float], bool], asked: bool = True) -> str:
         """Take the compared steps as they are, to compare with; return why nothing can be compared, or ``""``.
 
-        ``enough`` is asked, with the seconds of a step and those that the rest takes before the first candidate,
-        whether there is time for it. What the user's code raises on all ranks alike is raised where tuning was
-        ``asked`` for; else the run will say it. Raises ``KwayError`` where a rank fails alone. A collective.
+        ``enough`` is asked, with the seconds of a step and those that the rest takes until one candidate is tried and
+        measured once more, whether there is time for it. What the user's code raises on all ranks alike is raised where
+        tuning was ``asked`` for; else the run will say it. Raises ``KwayError`` where a rank fails alone. A collective.
         """
         all_, raised = self._together("the step as it is", lambda: self._prepared(enough))
         failed = next((said for _, said, _ in all_ if said), "")
@@ -114,16 +117,15 @@ class Trials:
             own = self._own_trace({}, 0)
             if any(self.group.objects(own.drew)):
                 return "the model draws random numbers beside dropout, so that no two ways can be compared"
-        after = 4 + 2 * WINDOWS
         # The first trace has paid for what happens once in a process: only its steps tell what others take.
         step_s = self.group.objects(self._step_s)[0]
-        rest_s = ((ORDERS + 1 + self._quiet) * self.compared + after) * step_s
+        steps_s = self.compared * step_s
+        rest_s = ORDERS * steps_s + LEAST_TRIALS * self._trial_s(step_s, steps_s)
         if not enough(step_s, rest_s):
             return _no_time(rest_s)
         first = [self._own_trace({}, 1).trace]
         step_s, trace_s = self.group.objects((self._step_s, self.trace_s))[0]
-        # The other orders, and the step as it is measured.
-        rest_s = (ORDERS + self._quiet) * trace_s + after * step_s
+        rest_s = (ORDERS - 1) * trace_s + LEAST_TRIALS * self._trial_s(step_s, trace_s)
         if not enough(step_s, rest_s):
             return _no_time(rest_s)
         others = (
@@ -131,6 +133,10 @@ class Trials:
         )
         self.standards[self.job.precision] = standard(own.trace, others, self.job.precision)
         return ""
+
+    def _trial_s(self, step_s: float, trace_s: float) -> float:
+        """Return the seconds that a trial takes where a step and the compared ones take so many; see ``_tried``."""
+        return (1 + self._quiet) * trace_s + 4 * step_s + WINDOWS * max(WINDOW_S, 2 * step_s)
 
     def measure(self, choice: Choice) -> Reading:
         """Try a choice. What cannot run, or does not agree, says so in the reading. A collective.
@@ -202,6 +208,9 @@ class Trials:
         """Open an engine over a copy of the model, and the shares that it steps over. ``quiet``: without dropout."""
         job, plan = applied(choice, self.job, self.plan)
         around = without_dropout if quiet else None
+        # More loader workers than processors are tried on purpose: what torch says of them is for who names them.
+        opened.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "This DataLoader will create")
         engine, parts = open_on_copy(job, self.model, plan, self.world, self.status, opened, around=around)
         self._calls = engine.mesh.world.trace
         loader = engine.loader(parts)
@@ -278,7 +287,7 @@ class Trials:
 
 
 def _no_time(rest_s: float) -> str:
-    return f"the first candidate comes after some {rest_s:.2g} s, for which there is no time"
+    return f"to try one way and to measure it again takes some {rest_s:.2g} s, for which there is no time"
 
 
 def _said(error: Exception) -> str:
