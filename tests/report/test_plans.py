@@ -2,6 +2,7 @@
 
 import re
 import struct
+from dataclasses import replace
 
 import pytest
 from tests.planning.pricers import found, line
@@ -10,7 +11,7 @@ from tests.planning.records import planned
 from kway.devices.simulated import simulated
 from kway.planned import titled
 from kway.planning.price import Price
-from kway.report.plan_plots import curves, draw
+from kway.report.plan_plots import MOST_BARS, barred, curves, draw
 from kway.report.plans import MOST_WIDE, lines_of, side_by_side, term_names
 
 
@@ -182,6 +183,14 @@ def test_curves_begin_at_one_device_and_keep_the_fastest_of_a_number():
     assert [count for count, *_ in points] == [1, 2, 3, 4]
     assert points[0][1] == 1.0
     assert points[1][1] > 1.8
+
+
+def test_what_was_chosen_has_a_bar_however_far_behind_the_fastest_it_is():
+    record = planned(found(256, cluster=simulated(gpus=8, cores=2), kinds=("eager", "compiled")))
+    assert len(record.candidates) > MOST_BARS
+    far = replace(record, chosen=len(record.candidates) - 1)
+    assert barred(far) == [*record.candidates[: MOST_BARS - 1], far.best]
+    assert barred(record) == record.candidates[:MOST_BARS]
 
 
 def test_pictures_are_drawn_for_several_numbers_of_devices(tmp_path):

@@ -21,6 +21,9 @@ WIDTH = 8.0
 MOST_BARS = 16
 # Inches of a bar, and of what stands below the bars of a panel.
 BAR, BELOW_BARS = 0.3, 0.62
+CROSS: dict[str, Any] = {
+    "color": "black", "marker": "x", "linestyle": "none", "markersize": 7, "markeredgewidth": 1.5
+}  # fmt: skip
 DEVICES = {"cpu": "CPU ranks", "cuda": "GPUs"}
 
 
@@ -118,9 +121,10 @@ def _draw_speedups(figure: "Figure", record: Planned) -> None:
         )
         measured = [(n, speed) for n, _, speed in points if speed is not None]
         if len(measured) > 1:
-            axes.plot(*zip(*measured, strict=True), color="black", marker="x", linestyle="none", markersize=7,
-                      markeredgewidth=1.5, label=None if checked else "measured", zorder=5)  # fmt: skip
+            axes.plot(*zip(*measured, strict=True), **{**CROSS, "color": style["color"]}, zorder=5)
             checked = True
+    if checked:
+        axes.plot([], [], **CROSS, label="measured")
     if record.amdahl_bound is not None and record.amdahl_bound < 1.5 * most:
         axes.axhline(record.amdahl_bound, color=GREY, linewidth=1.0, linestyle=":",
                      label=f"Amdahl's bound, {record.amdahl_bound:.3g}")  # fmt: skip
@@ -135,14 +139,21 @@ def _draw_speedups(figure: "Figure", record: Planned) -> None:
     axes.set_ylabel("times as fast as one device")
     axes.grid(visible=True, color="#dddddd", linewidth=0.7)
     handles, labels = axes.get_legend_handles_labels()
-    # Crosses belong to all curves: they come last.
+    # Crosses belong to all curves, each in the colour of its own: they come last.
     order = sorted(range(len(labels)), key=lambda place: labels[place] == "measured")
     axes.legend([handles[place] for place in order], [labels[place] for place in order],
                 frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.02), handlelength=2.6)  # fmt: skip
 
 
-def _draw_terms(figure: "Figure", record: Planned) -> None:
+def barred(record: Planned) -> list[dict[str, Any]]:
+    """Return the candidates that have a bar: the fastest, and the one that was chosen."""
     rows = record.candidates[:MOST_BARS]
+    # Where many are too close to tell apart it may be far behind the fastest.
+    return rows if record.chosen < MOST_BARS else [*rows[:-1], record.best]
+
+
+def _draw_terms(figure: "Figure", record: Planned) -> None:
+    rows = barred(record)
     names = term_names(rows)
     # A scale for each type of device: beside a CPU's steps nothing would be seen of a GPU's.
     types = list(dict.fromkeys(map(type_of, rows)))
@@ -150,7 +161,9 @@ def _draw_terms(figure: "Figure", record: Planned) -> None:
     below = 0.42 + 0.22 * -(-len(names) // 3)
     height = 0.5 + sum(BAR * len(panel) + BELOW_BARS for panel in panels) + below
     figure.set_figheight(height)
-    _title(figure, record, "what the time of a step is")
+    count = len(record.candidates)
+    some = f", {len(rows)} of {count} candidates" if len(rows) < count else ""
+    _title(figure, record, f"what the time of a step is{some}")
     top = height - 0.5
     for panel in panels:
         top -= BAR * len(panel)
@@ -169,7 +182,7 @@ def _draw_bars(axes: "Axes", record: Planned, rows: Sequence[dict[str, Any]], na
             left += width
         measured = (row.get("measured_step_s") or 0.0) * 1e3
         if measured:
-            axes.plot(measured, place, marker="x", color="black", markersize=7, markeredgewidth=1.5)
+            axes.plot(measured, place, **CROSS)
         axes.annotate(
             seconds_text(row["step_s"]), (max(left, measured), place), (7, 0), textcoords="offset points",
             va="center", fontsize=8.5,
