@@ -209,6 +209,7 @@ def test_options_that_change_with_every_step_are_named():
         graphed.run(share(step), step)
     assert not recorder.made
     assert "options of the optimizer" in graphed.notices[-1]
+    assert (graphed.ran, graphed.at_the_end) == ("eager", [])
 
 
 def test_sparse_gradients_follow_outside():

@@ -27,6 +27,10 @@ Tensor = torch.Tensor
 WARM_UP = 2
 # Forms that are recorded. More of them mean that a batch has another form almost every time.
 MOST_FORMS = 8
+TOO_SHORT = (
+    "no step was recorded: the first ones of a run, and of each form of a batch, are taken one operation after "
+    "another, and too few came after them"
+)
 
 
 @dataclass
@@ -92,19 +96,25 @@ class GraphedStep:
         self._recorded: dict[Hashable, _Recorded] = {}
         self._refused: set[Hashable] = set()
         self._last: _Recorded | None = None
-        self._ever = self._denied = False
+        self._begun = self._ever = self._denied = False
         self._attributes: Attributes | None = None
         self._options: Hashable = None
         self._option_changes = 0
 
     @property
     def ran(self) -> str:
-        """What really ran: ``eager`` where nothing could be recorded."""
-        return self.kind if self._ever or not self._denied else "eager"
+        """What really ran: ``eager`` where steps were taken and none was recorded."""
+        return self.kind if self._ever or not self._begun else "eager"
+
+    @property
+    def at_the_end(self) -> list[str]:
+        """Lines for the user where the run ends here: that no step was recorded, if nothing else says so."""
+        return [TOO_SHORT] if self._begun and not self._ever and not self._denied else []
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` on a share: see ``StepCore.run``."""
         core = self.core
+        self._begun = True
         if core.prepare(share) or (self._attributes is not None and not self._attributes.unchanged()):
             self.forget()
         self._rates.adapt()
@@ -121,7 +131,7 @@ class GraphedStep:
         if form is None or form in self._refused:
             return self._as_it_is(share, keys, tally)
         if len(self._seen) + len(self._recorded) >= MOST_FORMS:
-            self._say(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
+            self._deny(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
             return self._as_it_is(share, keys, tally)
         # Compiled code is made when a form is met for the first time.
         new = not self._traced and form not in self._met
@@ -149,13 +159,13 @@ class GraphedStep:
             form = (form_of(share), tally is not None, options)
             hash(form)
         except (UnsuitedError, TypeError) as error:
-            self._say(f"steps are not recorded: {error}")
+            self._deny(f"steps are not recorded: {error}")
             return None
         if self._options is not None and options != self._options:
             self._option_changes += 1
         self._options = options
         if self._option_changes > MOST_FORMS:
-            self._say(
+            self._deny(
                 "steps are not recorded: options of the optimizer beside its learning rate keep changing"
             )
             return None
@@ -303,9 +313,12 @@ class GraphedStep:
 
     def _refuse(self, form: Hashable, reason: str) -> None:
         self._refused.add(form)
-        self._denied = True
         self._seen.pop(form, None)
-        self._say(f"steps are not recorded, but taken one operation after another: {reason}")
+        self._deny(f"steps are not recorded, but taken one operation after another: {reason}")
+
+    def _deny(self, why: str) -> None:
+        self._denied = True
+        self._say(why)
 
     def _say(self, text: str) -> None:
         if text not in self.notices:
