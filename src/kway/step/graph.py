@@ -267,7 +267,7 @@ class GraphedStep:
         self._seen.pop(form)
         self._ever = True
         if self._attributes is None:
-            self._attributes = Attributes(core.model)
+            self._attributes = Attributes(core.model, [core.job.loss, *self._around])
         return made
 
     def _again(self, made: _Recorded, share: Share, step: int, tally: Tally | None) -> Outcome:
@@ -298,10 +298,13 @@ class GraphedStep:
         core.advance()
         return outcome
 
-    def _host_state(self) -> HostState:
+    @property
+    def _around(self) -> list[Any]:
         job = self.core.job
-        around = [self.core.rule, *job.metrics.values(), *([] if job.penalty is None else [job.penalty])]
-        return HostState(self.core.model, around)
+        return [*job.metrics.values(), *([] if job.penalty is None else [job.penalty])]
+
+    def _host_state(self) -> HostState:
+        return HostState(self.core.model, [self.core.rule, *self._around])
 
     def _own_tally(self, tally: Tally | None) -> Tally | None:
         """Return a tally that a step fills from the start, if it fills one: a recording adds to the same always."""

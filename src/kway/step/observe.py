@@ -20,11 +20,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from kway.step.contents import Contents
 from kway.step.seeds import Keyed, has_drawn
 
 Tensor = torch.Tensor
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DEPTH = 3
+_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 # A loss module lies in what follows it, in what a rule closes over.
 _DEPTH_AROUND = 8
 
@@ -103,10 +105,14 @@ class Attributes:
 
     Whoever changes one between two steps means the next step to follow. ``Module.to`` leaves a parameter the same
     object in other memory, so that one that went away and came back is seen by its address alone.
+    ``around``: functions and objects that a step calls beside the model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        held = [vars(module) for module in model.modules()]
+    def __init__(self, model: nn.Module, around: Sequence[Any] = ()) -> None:
+        modules = [*model.modules()]
+        held = [vars(module) for module in modules]
+        inside = [value for own in held for name, value in own.items() if name not in _TABLES]
+        self._contents = Contents([*inside, *around], modules)
         # Held, so that no other object can take the place of one.
         self._known = [(own, [*own.values()]) for own in [*held, *(module["_buffers"] for module in held)]]
         named = [*model.named_parameters(), *model.named_buffers()]
@@ -118,6 +124,7 @@ class Attributes:
         return (
             all(len(own) == len(known) and all(map(is_, own.values(), known)) for own, known in self._known)
             and [*map(Tensor.data_ptr, self._placed)] == self._addresses
+            and self._contents.unchanged()
         )
 
 
