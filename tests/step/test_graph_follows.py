@@ -11,7 +11,7 @@ from tests.step.recorded import Net, opened, share
 from torch import nn
 
 from kway.step.contents import Contents
-from kway.step.graph import GraphedStep
+from kway.step.graph import MOST_FORMS, GraphedStep
 from kway.step.observe import Attributes
 
 
@@ -336,3 +336,41 @@ def test_what_is_looked_at_between_steps_has_an_end():
     assert look.unchanged()
     large[-1] = 0
     assert not look.unchanged()
+
+
+def annealed(model, loss, step):
+    model.scale = 0.99**step
+
+
+def smoothed(model, loss, step):
+    loss.label_smoothing = 0.2 * 0.99**step
+
+
+@pytest.mark.parametrize("change", [annealed, smoothed])
+def test_what_keeps_changing_between_steps_ends_recording_and_is_named(change):
+    loss = nn.CrossEntropyLoss()
+    engine, graphed, recorder = opened(Scaled(), optimizer=partial(torch.optim.SGD, lr=0.1), loss=loss)
+    graphed = GraphedStep(engine._step, recorder, traced=False)
+    for step in range(80):
+        change(engine.model, loss, step)
+        graphed.run(share(step), step)
+    assert len(recorder.made) < 10
+    assert "keep changing between them" in graphed.notices[0]
+
+
+def test_what_changes_seldom_is_recorded_each_time():
+    engine, graphed, recorder = opened(Scaled(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    for step in range(40 * 12):
+        engine.model.scale = float(1 + step // 40)
+        graphed.run(share(step), step)
+    assert graphed.notices == []
+    assert len(recorder.made) == 12
+
+
+def test_forms_that_compiled_code_meets_once_come_to_an_end_and_are_named():
+    engine, _, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    graphed = GraphedStep(engine._step, recorder, traced=False)
+    for step in range(MOST_FORMS + 4):
+        graphed.run(share(step, rows=4 + step), step)
+    assert len(graphed._met) == MOST_FORMS
+    assert any("forms" in text for text in graphed.notices)

@@ -1,12 +1,12 @@
 """What lies in the containers and plain objects of a model, and of functions around it: a look between two steps.
 
-A recorded step holds numbers of the host as they were. Whoever changes one where it lies (``model.scales["aux"] = 0.1``)
-leaves every attribute the same object.
+A recorded step holds numbers of the host as they were. Whoever changes one where it lies, as in
+``model.scales["aux"] = 0.1``, leaves every attribute the same object.
 """
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from operator import is_
 from types import CellType, FunctionType, MethodType, SimpleNamespace
@@ -17,12 +17,13 @@ from torch import nn
 
 # How deep it is looked; entries of one container, of a larger one their number alone; and entries of all together.
 _DEPTH, _MOST_OF_ONE, _MOST = 4, 256, 4096
+_PLAIN = (bool, int, float, complex, str, bytes)
 # What torch and Python keep of their own accord changes without a meaning, as the cache of a logger.
 _NOT_THE_USERS = sys.stdlib_module_names | {"torch", "kway"}
 
 
 class Contents:
-    """Which objects lie in what ``roots`` hold, a few levels deep. Modules among ``known`` are looked at elsewhere.
+    """Which objects and numbers lie in what ``roots`` hold, a few levels deep, but for modules among ``known``.
 
     What a function closes over counts. Tensors count as objects: work that was recorded reads their numbers itself.
     """
@@ -53,15 +54,22 @@ class Contents:
                     waiting += ((entry, depth - 1) for entry in inside)
 
     def unchanged(self) -> bool:
-        """Whether the same objects lie there."""
+        """Whether the same lies there."""
         return (
             not any(self._empty)
             and all(len(holder) == size for holder, size in self._sizes)
-            and all(
-                len(now := _entries(holder)) == len(known) and all(map(is_, now, known))
-                for holder, known in self._full
-            )
+            and all(same(_entries(holder), known) for holder, known in self._full)
         )
+
+
+def same(now: Collection[Any], known: Collection[Any]) -> bool:
+    """Whether these are the same objects in the same order, or numbers and texts that say the same."""
+    return len(now) == len(known) and (all(map(is_, now, known)) or all(map(_alike, now, known)))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    # By its text, of which a NaN is equal to itself.
+    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and repr(one) == repr(other))
 
 
 def _holders(value: Any) -> Iterator[Any]:

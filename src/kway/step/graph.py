@@ -27,6 +27,8 @@ Tensor = torch.Tensor
 WARM_UP = 2
 # Forms that are recorded. More of them mean that a batch has another form almost every time.
 MOST_FORMS = 8
+# Recordings that a change between steps has made void after fewer replays than this in a row have not paid.
+_FEW_REPLAYS, _MOST_IN_VAIN = 32, 8
 TOO_SHORT = (
     "no step was recorded: the first ones of a run, and of each form of a batch, are taken one operation after "
     "another, and too few came after them"
@@ -100,6 +102,7 @@ class GraphedStep:
         self._attributes: Attributes | None = None
         self._options: Hashable = None
         self._option_changes = 0
+        self._replays = self._in_vain = 0
 
     @property
     def ran(self) -> str:
@@ -116,6 +119,7 @@ class GraphedStep:
         core = self.core
         self._begun = True
         if core.prepare(share) or (self._attributes is not None and not self._attributes.unchanged()):
+            self._in_vain = self._in_vain + 1 if self._replays < _FEW_REPLAYS else 0
             self.forget()
         self._rates.adapt()
         self._rates.fill()
@@ -130,11 +134,12 @@ class GraphedStep:
         keys = core.keys(share, step)
         if form is None or form in self._refused:
             return self._as_it_is(share, keys, tally)
-        if len(self._seen) + len(self._recorded) >= MOST_FORMS:
-            self._deny(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
-            return self._as_it_is(share, keys, tally)
         # Compiled code is made when a form is met for the first time.
         new = not self._traced and form not in self._met
+        known = len(self._met) if new else len(self._seen) + len(self._recorded)
+        if known >= MOST_FORMS:
+            self._deny(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
+            return self._as_it_is(share, keys, tally)
         self._met.add(form)
         if self._taken < WARM_UP or new:
             return self._as_it_is(share, keys, tally)
@@ -151,9 +156,15 @@ class GraphedStep:
         self._seen.clear()
         self._recorded.clear()
         self._refused.clear()
-        self._last, self._attributes, self._taken = None, None, 0
+        self._last, self._attributes, self._taken, self._replays = None, None, 0, 0
 
     def _form(self, share: Share, tally: Tally | None) -> Hashable | None:
+        if self._in_vain > _MOST_IN_VAIN:
+            self._deny(
+                "steps are not recorded: attributes of the model, its parameters, or what loss, penalty and metrics "
+                "hold keep changing between them"
+            )
+            return None
         try:
             options = self._rates.options()
             form = (form_of(share), tally is not None, options)
@@ -282,6 +293,7 @@ class GraphedStep:
         if made.draws:
             made.recording.seed(keys)
         made.recording.replay()
+        self._replays += 1
         core.group.trace.left = made.left
         if self._last is not made:
             for parameter, grad in made.grads:

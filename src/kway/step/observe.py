@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from operator import is_
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, Self
@@ -20,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from kway.step.contents import Contents
+from kway.step.contents import Contents, same
 from kway.step.seeds import Keyed, has_drawn
 
 Tensor = torch.Tensor
@@ -120,9 +119,9 @@ class Attributes:
         self._addresses = [*map(Tensor.data_ptr, self._placed)]
 
     def unchanged(self) -> bool:
-        """Whether all of them are the same objects, in the same memory."""
+        """Whether all of them are the same objects, in the same memory, or the same numbers."""
         return (
-            all(len(own) == len(known) and all(map(is_, own.values(), known)) for own, known in self._known)
+            all(same(own.values(), known) for own, known in self._known)
             and [*map(Tensor.data_ptr, self._placed)] == self._addresses
             and self._contents.unchanged()
         )
