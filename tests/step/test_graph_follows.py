@@ -1,6 +1,7 @@
 """What recorded steps follow, and what they leave to steps that are taken as they are."""
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import torch
 from tests.step.recorded import Net, opened, share
 from torch import nn
 
+from kway.comm.flat import FlatGradients
 from kway.step.contents import Contents
 from kway.step.graph import MOST_FORMS, GraphedStep
 from kway.step.observe import Attributes
@@ -374,3 +376,46 @@ def test_forms_that_compiled_code_meets_once_come_to_an_end_and_are_named():
         graphed.run(share(step, rows=4 + step), step)
     assert len(graphed._met) == MOST_FORMS
     assert any("forms" in text for text in graphed.notices)
+
+
+class Partly(Net):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(3, 3)
+
+
+def with_a_spare_part(context, frozen):
+    """Let a read of ``flat.py`` be a wait, as it is on a GPU."""
+    model, found = Partly(), []
+    model.spare.requires_grad_(not frozen)
+    handed_out = FlatGradients.hand_out
+
+    def hand_out(flat, complete=False):
+        found.extend([] if complete else ["other.py, line 3", "flat.py, line 9"])
+        handed_out(flat, complete)
+
+    @contextmanager
+    def waits(places):
+        found.clear()
+        yield
+        places.extend(found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kway.step.share.check_calls", lambda calls, own: None)
+        patch.setattr("kway.step.graph.waits", waits)
+        patch.setattr(FlatGradients, "hand_out", hand_out)
+        engine, graphed, recorder = opened(
+            model, world=context.world, optimizer=partial(torch.optim.SGD, lr=0.1)
+        )
+        for step in range(5):
+            graphed.run(share(2 * step + context.world.rank, rows=3, total=6), step)
+        graphed.forget()
+        engine.close()
+    return len(recorder.made), graphed.notices
+
+
+def test_a_part_that_is_not_used_is_named_where_devices_ask_each_other_for_it(ranks):
+    for made, notices in ranks.run(with_a_spare_part, False, size=2):
+        assert made == 0
+        assert "no device has a gradient for 'spare.weight', 'spare.bias', which" in notices[0]
+    assert ranks.run(with_a_spare_part, True, size=2) == [(1, []), (1, [])]
