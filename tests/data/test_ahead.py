@@ -108,6 +108,15 @@ def test_pinned_memory_is_used_again_and_grows_only_where_it_must():
     assert [x.tolist() for x in found] == [list(map(float, range(n))) for n in sizes]
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_data_set_may_fill_the_same_memory_again(pinned, monkeypatch):
+    # Also where the device could read it by itself: it is written again before the device gets there.
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: pinned)
+    memory = torch.zeros(3)
+    _, found = through(memory.fill_(n) for n in range(6))
+    assert [x.tolist() for x in found] == [[float(n)] * 3 for n in range(6)]
+
+
 def test_two_more_are_under_way_when_one_is_handed_out():
     read, side = [], LazySide()
 

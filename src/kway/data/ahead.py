@@ -59,7 +59,8 @@ class Lane:
             self._side.wait_for_producer(source)
             slot.kept.append(source)
             return source
-        if source.is_pinned() or not self._pins:
+        # Pinned memory of the data set's own is copied as well: it may be written again before the device reads it.
+        if not self._pins:
             slot.kept.append(source)
             return source
         try:
