@@ -18,6 +18,7 @@ from kway.step.fixed import FixedInputs, UnsuitedError, form_of
 from kway.step.observe import Attributes, HostState, NoLog, OperationLog, Watched, waits
 from kway.step.outcome import Outcome
 from kway.step.rates import Rates
+from kway.step.reads import why_read
 from kway.step.recorder import CudaRecorder, Recorder, Recording
 from kway.step.seeds import Draws, Keyed
 from kway.step.tally import Tally
@@ -29,8 +30,6 @@ WARM_UP = 2
 MOST_FORMS = 8
 # Recordings that a change between steps has made void after fewer replays than this in a row have not paid.
 _FEW_REPLAYS, _MOST_IN_VAIN = 32, 8
-# Where it is asked which parameters have a gradient on any rank.
-_ASKED_IN = "flat.py"
 TOO_SHORT = (
     "no step was recorded: the first ones of a run, and of each form of a batch, are taken one operation after "
     "another, and too few came after them"
@@ -212,8 +211,9 @@ class GraphedStep:
 
     def _look(self, form: Hashable, share: Share, keys: list[int], tally: Tally | None) -> Outcome:
         """Take a step as it is, and see whether it could be recorded."""
-        draws, own = Watched(keys, self.core.device), self._own_tally(tally)
-        inputs = FixedInputs(share, self.core.device)
+        core = self.core
+        draws, own = Watched(keys, core.device), self._own_tally(tally)
+        inputs = FixedInputs(share, core.device)
         inputs.fill(share)
         state = self._host_state()
         log = OperationLog() if self._traced else NoLog()
@@ -226,7 +226,8 @@ class GraphedStep:
             tally.merge(own)
         reason = draws.on_host() or state.change()
         if found:
-            reason = self._why_read(found)
+            named = core.model.named_parameters()
+            reason = why_read(found, [name for name, p in named if p.requires_grad and p.grad is None])
         if reason:
             self._refuse(form, reason)
         else:
@@ -311,21 +312,6 @@ class GraphedStep:
             outcome = outcome if penalty is None else outcome.plus(penalty)
         core.advance()
         return outcome
-
-    def _why_read(self, places: list[str]) -> str:
-        """Say what a step reads back from the device, in words where it is what kway itself asks of all ranks."""
-        if not any(place.startswith(_ASKED_IN) for place in places):
-            return f"the step reads a value back from the device ({places[0]})"
-        unused = [n for n, p in self.core.model.named_parameters() if p.requires_grad and p.grad is None]
-        if not unused:
-            return (
-                "this device has no gradient for a parameter, and asks in every step whether another has one"
-            )
-        named = ", ".join(map(repr, unused[:3])) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-        return (
-            f"no device has a gradient for {named}, which they ask each other in every step: freeze what is not used "
-            "(requires_grad_(False))"
-        )
 
     @property
     def _around(self) -> list[Any]:

@@ -24,6 +24,7 @@ from kway.step.seeds import Keyed, has_drawn
 
 Tensor = torch.Tensor
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_KWAY = Path(__file__).resolve().parents[1]
 _DEPTH = 3
 _TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 # A loss module lies in what follows it, in what a rule closes over.
@@ -172,7 +173,9 @@ def waits(found: list[str]) -> Iterator[None]:
     for warning in caught or []:
         text = str(warning.message)
         if "called a synchronizing" in text:
-            found.append(f"{Path(warning.filename).name}, line {warning.lineno}")
+            file = Path(warning.filename)
+            own = "kway's " if file.resolve().is_relative_to(_KWAY) else ""
+            found.append(f"{own}{file.name}, line {warning.lineno}")
         elif "debug mode" not in text:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
