@@ -187,7 +187,7 @@ def test_options_that_change_with_every_step_are_named():
     for step in range(20):
         graphed.run(share(step), step)
     assert not recorder.made
-    assert "options of the optimizer" in graphed.notices[-1]
+    assert "options of the optimizer beside its learning rate (momentum) keep" in graphed.notices[-1]
     assert (graphed.ran, graphed.at_the_end) == ("eager", [])
 
 
@@ -223,3 +223,16 @@ def test_a_failed_recording_leaves_no_trace_of_its_collectives():
         graphed.run(share(step), step)
         told.append(trace.left)
     assert set(told) == {0}
+
+
+def test_options_that_change_seldom_are_recorded_each_time():
+    engine, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    own = [0]
+    for step in range(40 * 12):
+        engine.optimizer.param_groups[0]["weight_decay"] = 0.01 * (step // 40)
+        engine.optimizer.param_groups[0]["own"] = own
+        own[0] = step // 40
+        graphed.run(share(step), step)
+    assert graphed.notices == []
+    assert len(recorder.made) == 12
+    assert [made.closed for made in recorder.made] == [True] * 11 + [False]

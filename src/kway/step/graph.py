@@ -17,7 +17,7 @@ from kway.step.core import StepCore
 from kway.step.fixed import FixedInputs, UnsuitedError, form_of
 from kway.step.observe import Attributes, HostState, NoLog, OperationLog, Watched, waits
 from kway.step.outcome import Outcome
-from kway.step.rates import Rates
+from kway.step.rates import Options, Rates, changed
 from kway.step.reads import why_read
 from kway.step.recorder import CudaRecorder, Recorder, Recording
 from kway.step.seeds import Draws, Keyed
@@ -101,9 +101,9 @@ class GraphedStep:
         self._last: _Recorded | None = None
         self._begun = self._ever = self._denied = False
         self._attributes: Attributes | None = None
-        self._options: Hashable = None
-        self._option_changes = 0
+        self._options: Options | None = None
         self._replays = self._in_vain = 0
+        self._changing = ""
 
     @property
     def ran(self) -> str:
@@ -120,8 +120,7 @@ class GraphedStep:
         core = self.core
         self._begun = True
         if core.prepare(share) or (self._attributes is not None and not self._attributes.unchanged()):
-            self._in_vain = self._in_vain + 1 if self._replays < _FEW_REPLAYS else 0
-            self.forget()
+            self._void("attributes of the model, its parameters, or what loss, penalty and metrics hold")
         self._rates.adapt()
         self._rates.fill()
         form = self._form(share, tally)
@@ -161,27 +160,29 @@ class GraphedStep:
 
     def _form(self, share: Share, tally: Tally | None) -> Hashable | None:
         if self._in_vain > _MOST_IN_VAIN:
-            self._deny(
-                "steps are not recorded: attributes of the model, its parameters, or what loss, penalty and metrics "
-                "hold keep changing between them"
-            )
+            self._deny(f"steps are not recorded: {self._changing} keep changing between them")
             return None
+        options = self._rates.options()
+        if self._options is not None and options != self._options:
+            names = ", ".join(changed(self._options, options)) or "which parameters there are"
+            taken = self._taken
+            self._void(f"options of the optimizer beside its learning rate ({names})")
+            # Nothing happens anew but the recording.
+            self._taken = taken
+        self._options = options
         try:
-            options = self._rates.options()
-            form = (form_of(share), tally is not None, options)
+            form = (form_of(share), tally is not None)
             hash(form)
         except (UnsuitedError, TypeError) as error:
             self._deny(f"steps are not recorded: {error}")
             return None
-        if self._options is not None and options != self._options:
-            self._option_changes += 1
-        self._options = options
-        if self._option_changes > MOST_FORMS:
-            self._deny(
-                "steps are not recorded: options of the optimizer beside its learning rate keep changing"
-            )
-            return None
         return form
+
+    def _void(self, what: str) -> None:
+        """Forget recordings since something has changed between steps: ``what``, if that goes on."""
+        self._in_vain = self._in_vain + 1 if self._replays < _FEW_REPLAYS else 0
+        self._changing = what
+        self.forget()
 
     def _as_it_is(self, share: Share, keys: list[int], tally: Tally | None) -> Outcome:
         return self._taken_as_it_is(share, Keyed(keys, self.core.device), tally, nullcontext())
