@@ -26,7 +26,8 @@ Tensor = torch.Tensor
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _KWAY = Path(__file__).resolve().parents[1]
 _DEPTH = 3
-_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+# Looked at elsewhere; the last is what a compiled step runs.
+_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_compiled_call_impl"})
 # A loss module lies in what follows it, in what a rule closes over.
 _DEPTH_AROUND = 8
 
