@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from kway.data.ahead import DEPTH, Lane, ahead
+from kway.data.ahead import BACKLOG, DEPTH, Lane, ahead
 from kway.data.loader import Loader
 from kway.data.parts import take_apart
 
@@ -32,6 +32,14 @@ class Mark:
         self.side.run(self.place)
 
 
+class Reached:
+    def __init__(self):
+        self.waited = False
+
+    def synchronize(self):
+        self.waited = True
+
+
 class LazySide:
     """Copies when it must. ``produce[tensor]`` computes a tensor that does not lie on the host."""
 
@@ -39,6 +47,7 @@ class LazySide:
         self.pins, self.pinned_sizes = pins, []
         self.todo, self.done = [], 0
         self.produce, self.made, self.kept, self.awaited = {}, set(), [], []
+        self.handed_out = []
 
     def run(self, until=None):
         until = len(self.todo) if until is None else until
@@ -71,6 +80,10 @@ class LazySide:
 
     def mark(self):
         return Mark(self, len(self.todo))
+
+    def reached(self):
+        self.handed_out.append(Reached())
+        return self.handed_out[-1]
 
     def arrived(self, mark, tensors):
         self.awaited.append(mark.place)
@@ -108,6 +121,15 @@ def test_pinned_memory_is_used_again_and_grows_only_where_it_must():
     assert [x.tolist() for x in found] == [list(map(float, range(n))) for n in sizes]
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_data_set_may_fill_the_same_memory_again(pinned, monkeypatch):
+    # Also where the device could read it by itself: it is written again before the device gets there.
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: pinned)
+    memory = torch.zeros(3)
+    _, found = through(memory.fill_(n) for n in range(6))
+    assert [x.tolist() for x in found] == [[float(n)] * 3 for n in range(6)]
+
+
 def test_two_more_are_under_way_when_one_is_handed_out():
     read, side = [], LazySide()
 
@@ -122,6 +144,13 @@ def test_two_more_are_under_way_when_one_is_handed_out():
     assert seen == [(1, 3, 3, 1), (1, 4, 4, 2), (1, 5, 5, 3), (1, 6, 6, 4), (1, 6, 6, 5), (1, 6, 6, 6)]
     # The host waited for the copies of an item only where its memory was written again.
     assert side.done == 3
+
+
+def test_the_host_is_no_more_than_some_batches_ahead_of_what_computes():
+    side = LazySide()
+    for number, _ in enumerate(ahead((torch.tensor([n]) for n in range(30)), Lane(side))):
+        waited = [mark.waited for mark in side.handed_out]
+        assert waited == [True] * max(0, number + 1 - BACKLOG) + [False] * min(number + 1, BACKLOG)
 
 
 def test_a_copy_waits_for_what_produces_its_source():

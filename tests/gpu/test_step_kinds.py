@@ -80,6 +80,7 @@ def test_bits_of_a_kind_are_those_of_one_gpu(first, kind):
     devices = " ".join(map(first, counts))
     proof = kway.prove(job(batch=16), devices=devices, exactness="bits", step_kind=kind)
     assert [row["equal"] for row in proof.candidates] == ["bits"] * len(counts), str(proof)
+    assert [row["step_kind"] for row in proof.candidates] == [kind] * len(counts), proof.notices
     assert proof.certificate["holds_within"]["step_kind"] == kind
 
 

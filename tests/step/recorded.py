@@ -86,3 +86,24 @@ def opened(model, level="math", shards=1, telling=EACH_STEP, world=None, **optio
     engine = Engine(job, model, layout, world or World(), level, 6, shards, telling=telling)
     recorder = Double(engine.model, engine.optimizer)
     return engine, GraphedStep(engine._step, recorder), recorder
+
+
+def after(graphed, steps, change):
+    """Take some steps, change something, take some more; return the recordings' replays."""
+    for step in range(steps):
+        graphed.run(share(step), step)
+    change()
+    for step in range(steps, 2 * steps):
+        graphed.run(share(step), step)
+
+
+class Scaled(Net):
+    scale = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.scale = 1.0
+        self.register_buffer("mask", torch.ones(3))
+
+    def forward(self, x):
+        return self.inner(x * self.mask) * self.scale

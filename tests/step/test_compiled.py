@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.step.recorded import opened
+from tests.step.recorded import opened, share
 from torch import nn
 
 import kway
@@ -15,6 +15,7 @@ from kway.devices.compilers import missing
 from kway.report.timeline import PARTS
 from kway.step.compiled import CompiledStep, compiling
 from kway.step.endings import as_they_are
+from kway.step.graph import GraphedStep
 from kway.step.losses import rule_for, summed
 from kway.step.observe import HostState
 
@@ -288,3 +289,17 @@ def test_a_layer_with_a_forward_of_the_user_s_trains(make):
     given = {"devices": "cpu:1", "exactness": "loose", "epochs": 1}
     eager, compiled = (kway.train(job_, step_kind=kind, **given) for kind in ("eager", "compiled"))
     assert compiled.epochs[-1]["train_loss"] == pytest.approx(eager.epochs[-1]["train_loss"], abs=1e-12)
+
+
+def test_what_is_put_into_a_model_to_compile_it_is_no_change_between_recorded_steps():
+    engine, _, recorder = opened(several_layers(), optimizer=SGD)
+    # On a CPU dropout draws on the host.
+    engine.model[2].p = 0.0
+    graphed = GraphedStep(engine._step, recorder, traced=False)
+    with compiling(engine._step, graphed) as step:
+        for number in range(9):
+            step.run(share(number), number)
+    assert [made.replays for made in recorder.made] == [6]
+    assert step.notices == []
+    graphed.forget()
+    engine.close()

@@ -5,11 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from tests.step.recorded import Net, opened, share
+from tests.step.recorded import Double, Net, opened, share
 from torch import nn
 
 import kway
-from kway.step.graph import MOST_FORMS, WARM_UP
+from kway.step.graph import MOST_FORMS, TOO_SHORT, WARM_UP, GraphedStep
+from kway.step.kinds import KINDS
 from kway.step.observe import Watched
 from kway.step.outcome import Outcome
 from kway.step.telling import Telling
@@ -280,3 +281,38 @@ def test_a_frozen_parameter_makes_recordings_void():
         graphed.run(share(step), step)
     assert len(recorder.made) == 2
     assert torch.equal(engine.model.inner[0].weight, before)
+
+
+def test_what_ran_is_what_was_recorded_and_a_run_that_was_too_short_says_so():
+    _, graphed, _ = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    assert (graphed.ran, graphed.at_the_end) == ("graph", [])
+    for step in range(WARM_UP + 1):
+        graphed.run(share(step), step)
+        assert (graphed.ran, graphed.at_the_end, graphed.notices) == ("eager", [TOO_SHORT], [])
+    graphed.run(share(WARM_UP + 1), WARM_UP + 1)
+    assert (graphed.ran, graphed.at_the_end) == ("graph", [])
+
+
+def as_recorded(monkeypatch):
+    """Let a kind that records run on a CPU, with the double."""
+    monkeypatch.setitem(KINDS, "graph", replace(KINDS["graph"], needs=None))
+    of_device = GraphedStep.__init__
+
+    def of_double(self, core, recorder=None, traced=True):
+        of_device(self, core, Double(core.model, core.optimizer), traced)
+
+    monkeypatch.setattr(GraphedStep, "__init__", of_double)
+
+
+@pytest.mark.parametrize(("steps", "ran"), [(WARM_UP + 1, "eager"), (WARM_UP + 2, "graph")])
+def test_records_name_a_kind_only_where_a_step_of_it_was_taken(steps, ran, monkeypatch):
+    as_recorded(monkeypatch)
+    job = kway.Job(
+        partial(nn.Linear, 3, 2), nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1),
+        data=(torch.randn(60, 3), torch.arange(60) % 2), batch_size=6,
+    )  # fmt: skip
+    proof = kway.prove(job, devices="cpu:1", step_kind="graph", steps=steps)
+    run = kway.train(job, devices="cpu:1", step_kind="graph", steps=steps)
+    for record in (proof, run.record):
+        assert record.step_kind == ran
+        assert (TOO_SHORT in record.notices) == (ran == "eager")

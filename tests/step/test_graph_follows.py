@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.step.recorded import Net, opened, share
+from tests.step.recorded import Net, Scaled, after, opened, share
 from torch import nn
 
 from kway.step.graph import GraphedStep
@@ -64,27 +64,6 @@ def test_dataclasses_are_filled_in_also_with_what_they_compute(kind, recorded):
         )
     assert bool(recorder.made) == recorded
     assert bool(graphed.notices) != recorded
-
-
-def after(graphed, steps, change):
-    """Take some steps, change something, take some more; return the recordings' replays."""
-    for step in range(steps):
-        graphed.run(share(step), step)
-    change()
-    for step in range(steps, 2 * steps):
-        graphed.run(share(step), step)
-
-
-class Scaled(Net):
-    scale = 1.0
-
-    def __init__(self):
-        super().__init__()
-        self.scale = 1.0
-        self.register_buffer("mask", torch.ones(3))
-
-    def forward(self, x):
-        return self.inner(x * self.mask) * self.scale
 
 
 CHANGES = {
@@ -208,7 +187,8 @@ def test_options_that_change_with_every_step_are_named():
     for step in range(20):
         graphed.run(share(step), step)
     assert not recorder.made
-    assert "options of the optimizer" in graphed.notices[-1]
+    assert "options of the optimizer beside its learning rate (momentum) keep" in graphed.notices[-1]
+    assert (graphed.ran, graphed.at_the_end) == ("eager", [])
 
 
 def test_sparse_gradients_follow_outside():
@@ -243,3 +223,16 @@ def test_a_failed_recording_leaves_no_trace_of_its_collectives():
         graphed.run(share(step), step)
         told.append(trace.left)
     assert set(told) == {0}
+
+
+def test_options_that_change_seldom_are_recorded_each_time():
+    engine, graphed, recorder = opened(Net(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    own = [0]
+    for step in range(40 * 12):
+        engine.optimizer.param_groups[0]["weight_decay"] = 0.01 * (step // 40)
+        engine.optimizer.param_groups[0]["own"] = own
+        own[0] = step // 40
+        graphed.run(share(step), step)
+    assert graphed.notices == []
+    assert len(recorder.made) == 12
+    assert [made.closed for made in recorder.made] == [True] * 11 + [False]

@@ -12,6 +12,9 @@ from kway.data.structure import mapped
 Tensor = torch.Tensor
 Item = TypeVar("Item")
 DEPTH = 2
+# Batches handed out that the device may still have to compute: each takes its memory, and a host that only starts
+# recorded steps would be scores of them ahead.
+BACKLOG = 8
 _END = object()
 
 
@@ -26,6 +29,7 @@ class Lane:
         self._side = side
         self._slots = [_Slot() for _ in range(slots)]
         self._turn, self._pins = 0, True
+        self._begun: deque[Mark] = deque()
 
     def send(self, item: Any) -> tuple[Any, Mark, list[Tensor]]:
         """Begin to copy the tensors of a nested structure. Return it with them in their place, and what ``arrived``
@@ -50,7 +54,13 @@ class Lane:
         return moved, slot.mark, found
 
     def arrived(self, mark: Mark, tensors: list[Tensor]) -> None:
-        """Let what computes from now on wait for the copies; see ``send``."""
+        """Let what computes from now on wait for the copies; see ``send``.
+
+        The host waits where the device has not yet come to what was handed out ``BACKLOG`` items ago.
+        """
+        self._begun.append(self._side.reached())
+        if len(self._begun) > BACKLOG:
+            self._begun.popleft().synchronize()
         self._side.arrived(mark, tensors)
 
     def _staged(self, source: Tensor, like: Tensor, slot: "_Slot") -> Tensor:
@@ -59,7 +69,8 @@ class Lane:
             self._side.wait_for_producer(source)
             slot.kept.append(source)
             return source
-        if source.is_pinned() or not self._pins:
+        # Pinned memory of the data set's own is copied as well: it may be written again before the device reads it.
+        if not self._pins:
             slot.kept.append(source)
             return source
         try:

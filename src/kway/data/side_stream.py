@@ -38,6 +38,9 @@ class Side(Protocol):
     def mark(self) -> Mark:
         """Return a mark behind all that the side stream has been given."""
 
+    def reached(self) -> Mark:
+        """Return a mark behind all that the stream that computes has been given."""
+
     def arrived(self, mark: Any, tensors: list[Tensor]) -> None:
         """Let what computes from now on wait for ``mark``, and keep the memory of ``tensors`` until it is done."""
 
@@ -82,6 +85,12 @@ class CudaSide:
         """Record an event."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
+        return event
+
+    def reached(self) -> torch.cuda.Event:
+        """Record an event on the current stream."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def arrived(self, mark: torch.cuda.Event, tensors: list[Tensor]) -> None:

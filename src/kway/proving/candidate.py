@@ -98,7 +98,7 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
                 digests.append(every[0])
                 if world.is_main and not spec.free:
                     after_file(spec.folder, step).write_bytes(to_bytes(result))
-            ran, notices, doubts = engine.ran, engine.notices, engine.doubts
+            ran, notices, doubts = engine.ran, [*engine.notices, *engine.at_the_end], engine.doubts
             padded = uneven(engine.mesh.world.objects, shapes)
         finally:
             engine.close()

@@ -70,6 +70,11 @@ class CompiledStep:
         """Lines for the user: see ``kway.step.kinds.Runner``."""
         return self._inner.notices
 
+    @property
+    def at_the_end(self) -> list[str]:
+        """Lines for the user where the run ends here: see ``kway.step.kinds.Runner``."""
+        return self._inner.at_the_end
+
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step``: see ``StepCore.run``.
 

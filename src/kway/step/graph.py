@@ -17,7 +17,8 @@ from kway.step.core import StepCore
 from kway.step.fixed import FixedInputs, UnsuitedError, form_of
 from kway.step.observe import Attributes, HostState, NoLog, OperationLog, Watched, waits
 from kway.step.outcome import Outcome
-from kway.step.rates import Rates
+from kway.step.rates import Options, Rates, changed
+from kway.step.reads import why_read
 from kway.step.recorder import CudaRecorder, Recorder, Recording
 from kway.step.seeds import Draws, Keyed
 from kway.step.tally import Tally
@@ -27,6 +28,12 @@ Tensor = torch.Tensor
 WARM_UP = 2
 # Forms that are recorded. More of them mean that a batch has another form almost every time.
 MOST_FORMS = 8
+# Recordings that a change between steps has made void after fewer replays than this in a row have not paid.
+_FEW_REPLAYS, _MOST_IN_VAIN = 32, 8
+TOO_SHORT = (
+    "no step was recorded: the first ones of a run, and of each form of a batch, are taken one operation after "
+    "another, and too few came after them"
+)
 
 
 @dataclass
@@ -92,21 +99,28 @@ class GraphedStep:
         self._recorded: dict[Hashable, _Recorded] = {}
         self._refused: set[Hashable] = set()
         self._last: _Recorded | None = None
-        self._ever = self._denied = False
+        self._begun = self._ever = self._denied = False
         self._attributes: Attributes | None = None
-        self._options: Hashable = None
-        self._option_changes = 0
+        self._options: Options | None = None
+        self._replays = self._in_vain = 0
+        self._changing = ""
 
     @property
     def ran(self) -> str:
-        """What really ran: ``eager`` where nothing could be recorded."""
-        return self.kind if self._ever or not self._denied else "eager"
+        """What really ran: ``eager`` where steps were taken and none was recorded."""
+        return self.kind if self._ever or not self._begun else "eager"
+
+    @property
+    def at_the_end(self) -> list[str]:
+        """Lines for the user where the run ends here: that no step was recorded, if nothing else says so."""
+        return [TOO_SHORT] if self._begun and not self._ever and not self._denied else []
 
     def run(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
         """Take optimizer step number ``step`` on a share: see ``StepCore.run``."""
         core = self.core
+        self._begun = True
         if core.prepare(share) or (self._attributes is not None and not self._attributes.unchanged()):
-            self.forget()
+            self._void("attributes of the model, its parameters, or what loss, penalty and metrics hold")
         self._rates.adapt()
         self._rates.fill()
         form = self._form(share, tally)
@@ -120,11 +134,12 @@ class GraphedStep:
         keys = core.keys(share, step)
         if form is None or form in self._refused:
             return self._as_it_is(share, keys, tally)
-        if len(self._seen) + len(self._recorded) >= MOST_FORMS:
-            self._say(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
-            return self._as_it_is(share, keys, tally)
         # Compiled code is made when a form is met for the first time.
         new = not self._traced and form not in self._met
+        known = len(self._met) if new else len(self._seen) + len(self._recorded)
+        if known >= MOST_FORMS:
+            self._deny(f"batches have more than {MOST_FORMS} forms: the others are not recorded")
+            return self._as_it_is(share, keys, tally)
         self._met.add(form)
         if self._taken < WARM_UP or new:
             return self._as_it_is(share, keys, tally)
@@ -141,25 +156,33 @@ class GraphedStep:
         self._seen.clear()
         self._recorded.clear()
         self._refused.clear()
-        self._last, self._attributes, self._taken = None, None, 0
+        self._last, self._attributes, self._taken, self._replays = None, None, 0, 0
 
     def _form(self, share: Share, tally: Tally | None) -> Hashable | None:
+        if self._in_vain > _MOST_IN_VAIN:
+            self._deny(f"steps are not recorded: {self._changing} keep changing between them")
+            return None
+        options = self._rates.options()
+        if self._options is not None and options != self._options:
+            names = ", ".join(changed(self._options, options)) or "which parameters there are"
+            taken = self._taken
+            self._void(f"options of the optimizer beside its learning rate ({names})")
+            # Nothing happens anew but the recording.
+            self._taken = taken
+        self._options = options
         try:
-            options = self._rates.options()
-            form = (form_of(share), tally is not None, options)
+            form = (form_of(share), tally is not None)
             hash(form)
         except (UnsuitedError, TypeError) as error:
-            self._say(f"steps are not recorded: {error}")
-            return None
-        if self._options is not None and options != self._options:
-            self._option_changes += 1
-        self._options = options
-        if self._option_changes > MOST_FORMS:
-            self._say(
-                "steps are not recorded: options of the optimizer beside its learning rate keep changing"
-            )
+            self._deny(f"steps are not recorded: {error}")
             return None
         return form
+
+    def _void(self, what: str) -> None:
+        """Forget recordings since something has changed between steps: ``what``, if that goes on."""
+        self._in_vain = self._in_vain + 1 if self._replays < _FEW_REPLAYS else 0
+        self._changing = what
+        self.forget()
 
     def _as_it_is(self, share: Share, keys: list[int], tally: Tally | None) -> Outcome:
         return self._taken_as_it_is(share, Keyed(keys, self.core.device), tally, nullcontext())
@@ -189,8 +212,9 @@ class GraphedStep:
 
     def _look(self, form: Hashable, share: Share, keys: list[int], tally: Tally | None) -> Outcome:
         """Take a step as it is, and see whether it could be recorded."""
-        draws, own = Watched(keys, self.core.device), self._own_tally(tally)
-        inputs = FixedInputs(share, self.core.device)
+        core = self.core
+        draws, own = Watched(keys, core.device), self._own_tally(tally)
+        inputs = FixedInputs(share, core.device)
         inputs.fill(share)
         state = self._host_state()
         log = OperationLog() if self._traced else NoLog()
@@ -203,7 +227,8 @@ class GraphedStep:
             tally.merge(own)
         reason = draws.on_host() or state.change()
         if found:
-            reason = f"the step reads a value back from the device ({found[0]})"
+            named = core.model.named_parameters()
+            reason = why_read(found, [name for name, p in named if p.requires_grad and p.grad is None])
         if reason:
             self._refuse(form, reason)
         else:
@@ -257,7 +282,7 @@ class GraphedStep:
         self._seen.pop(form)
         self._ever = True
         if self._attributes is None:
-            self._attributes = Attributes(core.model)
+            self._attributes = Attributes(core.model, [core.job.loss, *self._around])
         return made
 
     def _again(self, made: _Recorded, share: Share, step: int, tally: Tally | None) -> Outcome:
@@ -272,6 +297,7 @@ class GraphedStep:
         if made.draws:
             made.recording.seed(keys)
         made.recording.replay()
+        self._replays += 1
         core.group.trace.left = made.left
         if self._last is not made:
             for parameter, grad in made.grads:
@@ -288,10 +314,13 @@ class GraphedStep:
         core.advance()
         return outcome
 
-    def _host_state(self) -> HostState:
+    @property
+    def _around(self) -> list[Any]:
         job = self.core.job
-        around = [self.core.rule, *job.metrics.values(), *([] if job.penalty is None else [job.penalty])]
-        return HostState(self.core.model, around)
+        return [*job.metrics.values(), *([] if job.penalty is None else [job.penalty])]
+
+    def _host_state(self) -> HostState:
+        return HostState(self.core.model, [self.core.rule, *self._around])
 
     def _own_tally(self, tally: Tally | None) -> Tally | None:
         """Return a tally that a step fills from the start, if it fills one: a recording adds to the same always."""
@@ -303,9 +332,12 @@ class GraphedStep:
 
     def _refuse(self, form: Hashable, reason: str) -> None:
         self._refused.add(form)
-        self._denied = True
         self._seen.pop(form, None)
-        self._say(f"steps are not recorded, but taken one operation after another: {reason}")
+        self._deny(f"steps are not recorded, but taken one operation after another: {reason}")
+
+    def _deny(self, why: str) -> None:
+        self._denied = True
+        self._say(why)
 
     def _say(self, text: str) -> None:
         if text not in self.notices:

@@ -68,6 +68,10 @@ class Runner(Protocol):
     def notices(self) -> list[str]:
         """Lines for the user: why something runs otherwise than asked for."""
 
+    @property
+    def at_the_end(self) -> list[str]:
+        """Lines for the user where the run ends here: that it was too short for what was asked for."""
+
     def run(self, share: "Share", step: int, tally: "Tally | None" = None) -> "Outcome":
         """Take optimizer step number ``step``: see ``StepCore.run``."""
 
@@ -83,6 +87,7 @@ class Eager:
     def __init__(self, core: "StepCore") -> None:
         self._core = core
         self.notices: list[str] = []
+        self.at_the_end: list[str] = []
 
     def run(self, share: "Share", step: int, tally: "Tally | None" = None) -> "Outcome":
         """Take optimizer step number ``step``: see ``StepCore.run``."""

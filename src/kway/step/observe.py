@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from operator import is_
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, Self
@@ -20,11 +19,15 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from kway.step.contents import Contents, same
 from kway.step.seeds import Keyed, has_drawn
 
 Tensor = torch.Tensor
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_KWAY = Path(__file__).resolve().parents[1]
 _DEPTH = 3
+# Looked at elsewhere; the last is what a compiled step runs.
+_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_compiled_call_impl"})
 # A loss module lies in what follows it, in what a rule closes over.
 _DEPTH_AROUND = 8
 
@@ -103,10 +106,14 @@ class Attributes:
 
     Whoever changes one between two steps means the next step to follow. ``Module.to`` leaves a parameter the same
     object in other memory, so that one that went away and came back is seen by its address alone.
+    ``around``: functions and objects that a step calls beside the model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        held = [vars(module) for module in model.modules()]
+    def __init__(self, model: nn.Module, around: Sequence[Any] = ()) -> None:
+        modules = [*model.modules()]
+        held = [vars(module) for module in modules]
+        inside = [value for own in held for name, value in own.items() if name not in _TABLES]
+        self._contents = Contents([*inside, *around], modules)
         # Held, so that no other object can take the place of one.
         self._known = [(own, [*own.values()]) for own in [*held, *(module["_buffers"] for module in held)]]
         named = [*model.named_parameters(), *model.named_buffers()]
@@ -114,10 +121,11 @@ class Attributes:
         self._addresses = [*map(Tensor.data_ptr, self._placed)]
 
     def unchanged(self) -> bool:
-        """Whether all of them are the same objects, in the same memory."""
+        """Whether all of them are the same objects, in the same memory, or the same numbers."""
         return (
-            all(len(own) == len(known) and all(map(is_, own.values(), known)) for own, known in self._known)
+            all(same(own.values(), known) for own, known in self._known)
             and [*map(Tensor.data_ptr, self._placed)] == self._addresses
+            and self._contents.unchanged()
         )
 
 
@@ -166,7 +174,9 @@ def waits(found: list[str]) -> Iterator[None]:
     for warning in caught or []:
         text = str(warning.message)
         if "called a synchronizing" in text:
-            found.append(f"{Path(warning.filename).name}, line {warning.lineno}")
+            file = Path(warning.filename)
+            own = "kway's " if file.resolve().is_relative_to(_KWAY) else ""
+            found.append(f"{own}{file.name}, line {warning.lineno}")
         elif "debug mode" not in text:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 

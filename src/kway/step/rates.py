@@ -1,6 +1,6 @@
 """Learning rates that lie on the device while an optimizer steps, so that a recorded step follows a schedule."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,21 @@ from kway.step.gradients import sparse_parameters
 # Of torch's own optimizers, those that count steps on the device and take a rate from there when they are asked to.
 _CAPTURABLE = frozenset({"Adam", "AdamW", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta"})
 _SET_HERE = ("params", "lr", "capturable", "fused", "foreach", "param_names")
+
+
+Options = list[dict[str, Any]]
+
+
+def changed(before: Options, now: Options) -> list[str]:
+    """Return the names of the options that differ between groups in the same place."""
+    pairs = [(one, other) for one, other in zip(before, now, strict=False) if one != other]
+    names = dict.fromkeys(name for one, other in pairs for name in {**one, **other})
+    return [n for n in names if any(one.get(n) != other.get(n) for one, other in pairs) and n != "params"]
+
+
+def _fixed(value: Any) -> Any:
+    # A list may be changed where it is.
+    return tuple(value) if isinstance(value, list) else value
 
 
 class Rates:
@@ -68,14 +83,16 @@ class Rates:
             for group, rate in zip(groups, own, strict=True):
                 group["lr"] = rate
 
-    def options(self) -> Hashable:
-        """Return all other options of the optimizer: a recorded step holds them as they were."""
+    def options(self) -> Options:
+        """Return all other options of the optimizer by group, and of how many parameters it is: a recorded step holds
+        them as they were.
+        """
         if self.outside:
-            return ()
-        return tuple(
-            (len(group["params"]), *((k, v) for k, v in group.items() if k not in _SET_HERE))
+            return []
+        return [
+            {"params": len(group["params"]), **{k: _fixed(v) for k, v in group.items() if k not in _SET_HERE}}
             for group in self.optimizer.param_groups
-        )
+        ]
 
     def _move_counters(self, group: dict[str, Any]) -> None:
         for parameter in group["params"]:

@@ -193,6 +193,11 @@ class Engine:
         return [*self._runner.notices, *self.part.notes]
 
     @property
+    def at_the_end(self) -> list[str]:
+        """Lines for the user where the run ends here: see ``kway.step.kinds.Runner``."""
+        return self._runner.at_the_end
+
+    @property
     def doubts(self) -> list[str]:
         """Lines for the user about a loss that may not add up, once it has run: see ``LossRule``."""
         return list(self._step.rule.doubts)

@@ -53,7 +53,7 @@ class Ended:
         names = unique_names(self.engine.model)
         works = self.engine.mesh.world.objects(self.clock.work())
         timeline, said = self.clock.timeline()
-        notices = [*self.notices, *slow_ranks(works), *said]
+        notices = [*self.notices, *self.engine.at_the_end, *slow_ranks(works), *said]
         gpus = self.engine.mesh.world.objects(gpu_name(self.engine.device))
         return Training(
             model=job.title,
