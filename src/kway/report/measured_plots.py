@@ -6,10 +6,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from kway.errors import UsageError
 from kway.measurements import PERCENT, Measurements
 from kway.report.curves import DOTS_PER_INCH, GREY
 from kway.report.measured import MOST_PANELS, Curve, Panel, heading, panels, size_text
+from kway.report.picture import write_png
 from kway.units import rate_text
 
 if TYPE_CHECKING:
@@ -53,13 +53,10 @@ def _where(record: Measurements) -> str:
 
 
 def _picture(path: Path, title: str, curved: Sequence[Panel], footer: str) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     height = HEIGHT * len(curved) + ABOVE + BELOW
-    # On Agg directly: pyplot keeps figures in global state, and may ask for a display.
     figure = Figure(figsize=(WIDTH, height), dpi=DOTS_PER_INCH)
-    canvas: Any = FigureCanvasAgg(figure)  # its writer of files has no types
     figure.text(0.02, 1 - 0.15 / height, title, fontsize=12, fontweight="bold", va="top")
     for index, panel in enumerate(curved):
         bottom = height - ABOVE - HEIGHT * (index + 1)
@@ -68,11 +65,7 @@ def _picture(path: Path, title: str, curved: Sequence[Panel], footer: str) -> Pa
     if any(len(distinct(panel.curves)) < len(panel.curves) for panel in curved):
         footer += " · other GPUs: see the record"
     figure.text(0.02, 0.1 / height, footer, fontsize=8.5, color=GREY)
-    try:
-        canvas.print_png(path, metadata={"Software": None})
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-    return path
+    return write_png(figure, path)
 
 
 def _draw_panel(axes: "Axes", panel: Panel) -> None:
