@@ -8,6 +8,8 @@ from kway.errors import UsageError
 from kway.forms import AtLeast, Maybe, OneOf, wrong
 from kway.records import Record
 
+# The unit of a share of something, times 100: it may be 0 or less.
+PERCENT = "%"
 HOW = ("measured", "remembered", "left", "estimated")
 # What records have of an experiment and of a figure.
 EXPERIMENT: dict[str, Any] = {

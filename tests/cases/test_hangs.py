@@ -1,5 +1,7 @@
 """Ranks that wait for one that will not come: the job ends soon, and says which."""
 
+import re
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -61,19 +63,24 @@ def test_h05_a_save_on_the_main_rank_alone_is_an_error(tmp_path):
 
 @pytest.mark.starts
 @pytest.mark.usefixtures("leftovers", "forks")
-@pytest.mark.parametrize("call", ["save", "gather"])
+@pytest.mark.parametrize("call", ["p.save", "p.gather", "kway.evaluate", "kway.predict"])
 def test_a_call_on_one_rank_alone_is_an_error_whatever_the_other_sends(tmp_path, call):
     """A gather of the layer's, of other length than the call's own, would have Gloo end the process."""
 
     def calls(context, job):
         with kway.parallel(job, strategy="data") as p:
-            act = partial(p.save, tmp_path) if call == "save" else partial(p.gather, 1)
+            act = {
+                "p.save": partial(p.save, tmp_path),
+                "p.gather": partial(p.gather, 1),
+                "kway.evaluate": partial(kway.evaluate, job),
+                "kway.predict": partial(kway.predict, job),
+            }[call]
             for batch in p.batches(0):
                 p.step(batch)
                 if p.rank == 1:
                     act()
 
-    said = rf"rank 0 at step 2, reduce.*; rank 1 at step 1, inside p\.{call}: "
+    said = rf"rank 0 at step 2, reduce.*; rank 1 at step 1, inside {re.escape(call)}: "
     with Ranks(["cpu"] * 2, threads=1, echo=False) as ranks, pytest.raises(MispairedError, match=said):
         ranks.run(calls, replace(job_of(), model=Normed))
 
@@ -90,6 +97,42 @@ def test_ranks_that_make_other_calls_are_told_which(ranks, tmp_path):
         MispairedError, match=r"rank 0 called p\.save; rank 1 called p\.evaluate: all ranks must"
     ):
         ranks.run(calls, replace(job, validation=job.data), size=2)
+
+
+def test_ranks_that_evaluate_in_other_ways_are_told_which(ranks):
+    """One after the other on each rank, of the same model: what they send could be paired."""
+
+    def calls(context, job):
+        with kway.parallel(job, strategy="data") as p:
+            for batch in p.batches(0):
+                p.step(batch)
+            kway.evaluate(job) if p.is_main else p.evaluate()
+
+    job = job_of()
+    with pytest.raises(
+        MispairedError, match=r"rank 0 called kway\.evaluate; rank 1 called p\.evaluate: all ranks must"
+    ):
+        ranks.run(calls, replace(job, validation=job.data), size=2)
+
+
+@pytest.mark.starts
+@pytest.mark.usefixtures("leftovers", "forks")
+def test_a_rank_has_not_left_its_loop_once_an_evaluation_inside_is_over():
+    """What it does by itself afterwards may take as long as it likes."""
+
+    def calls(context, job):
+        with kway.parallel(job, strategy="data") as p:
+            for batch in p.batches(0):
+                p.step(batch)
+            kway.evaluate(job)
+            if p.is_main:
+                time.sleep(3)  # longer than LEFT_S
+            for batch in p.batches(1):
+                p.step(batch)
+            return p.steps
+
+    with Ranks(["cpu"] * 2, threads=1, echo=False) as ranks:
+        assert ranks.run(calls, job_of()) == [6, 6]
 
 
 class Normed(nn.Module):

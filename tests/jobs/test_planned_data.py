@@ -3,6 +3,7 @@
 import re
 import threading
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ from kway.devices.simulated import simulated
 from kway.jobs import checking
 from kway.jobs.asked import asked_of
 from kway.jobs.automatic import Going, automatic
+from kway.jobs.threads import needing_processes
 
 X, Y = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 4
 
@@ -149,6 +151,13 @@ def test_the_one_layout_that_is_left_runs_also_without_a_price(monkeypatch, from
     going = automatic(Going(in_memory, "cpu:2", "auto", "auto", "math", 4), None, print)
     assert going.strategy == "data=2"
     assert going.lines[0].startswith("auto: data=2 on cpu:2, of 2 candidates, not priced: ")
+    # What threads lack is no candidate: the user has not named them.
+    needing = needing_processes("raise", stall_timeout=timedelta(seconds=30), timeline=None, max_restarts=0)
+    assert list(needing) == ["stall_timeout=30 s"]
+    going = automatic(Going(in_memory, "cpu:2", "auto", "auto", "math", 4, needing=needing), None, print)
+    assert going.lines[0].startswith("auto: data=2 on cpu:2, the only layout that is left, not priced: ")
+    with pytest.raises(kway.UsageError, match=f"^no plan for net: {NOT_SENT}"):
+        kway.train(job(from_file), devices="cpu:2", strategy="auto", steps=2, stall_timeout="30s", echo=False)
     # A plan is nothing but prices.
     with pytest.raises(kway.NotMeasuredError, match=r"^no plan for net: the time of"):
         kway.plan(job(from_file), devices="cpu:2", workload=known, measurements=few)

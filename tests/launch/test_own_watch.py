@@ -35,6 +35,24 @@ def test_a_call_inside_of_a_loop_is_looked_at_with_it(monkeypatch):
         assert [thread.name for thread in threading.enumerate()].count("kway-stall") == 1
 
 
+def test_work_inside_of_work_is_at_one_thing_and_does_not_end_it(monkeypatch, tmp_path):
+    board = Board(tmp_path / "status", 1)
+    monkeypatch.setenv("KWAY_STATUS", f"{os.getpid()}:0:0:{board.path}")
+    with watching(World(), None) as outer:
+        outer.at("own code", 7)
+        with outer.waiting.inside("p.gather"):
+            pass
+        with watching(World(), None) as inner:
+            inner.at(STEP, 1)
+            with inner.waiting.inside("all-reduce"):
+                pass
+        [report] = board.read()
+        assert (report.phase, report.step, report.calls) == ("own code", 7, 2)
+    assert board.read()[0].phase == "idle"
+    with watching(World(), None) as later:
+        assert later.report().calls == 0
+
+
 def test_ranks_that_a_parent_looks_at_do_not_look_themselves(monkeypatch, tmp_path):
     board = Board(tmp_path / "status", 2)
     monkeypatch.setenv("KWAY_STATUS", f"{os.getpid()}:0:0:{board.path}")

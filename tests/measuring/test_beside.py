@@ -13,7 +13,7 @@ from kway.measuring.collective_ranks import Part, title
 from kway.measuring.experiment import experiments
 from kway.measuring.figure import Maker
 from kway.measuring.in_step import InStep
-from kway.measuring.noted import Noted
+from kway.measuring.noted import Noted, free
 from kway.measuring.step_work import ALONE, AT_ONCE, KINDS, LARGE, SMALL, counts, sustained, with_threads
 from kway.measuring.timer import Policy, Reading, Timer, Timing
 
@@ -84,6 +84,26 @@ def test_collectives_after_work_are_told_by_size_where_they_cost_something():
     (found,) = after_work.figures_of(Maker("beside"), Part("gloo", 2), Reading(timings), noted, cells)
     assert found.parameters == {"collective": "all-reduce", "backend": "gloo", "ranks": 2, "bytes": 64}
     assert (found.value, found.raw) == (0.5, (0.5, 0.25, 1.0))
+
+
+def test_what_came_out_at_0_or_below_is_named():
+    found = {"all-reduce": [0.0, -1.0, 5.0], "all-gather": [1.0], "broadcast": [], "barrier": [-1.0]}
+    assert free("after work", found) == [
+        "after work: left out, as it came out at 0 or below: all-reduce, barrier"
+    ]
+    assert free("after work", {"all-gather": [1.0], "broadcast": []}) == []
+
+
+def test_an_experiment_names_what_it_leaves_out(monkeypatch):
+    """Every sum of threads, and turns, as if they had taken no time."""
+    monkeypatch.setattr(threads_beside, "costs", lambda before, step: (0.0, -1.0))
+    bench = Bench("beside", ("cpu", "cuda:0", "cuda:1"), SIZES, QUICK, cpu_ranks=2)
+    figures = experiments()["beside"].run(bench)
+    assert not {figure.name for figure in figures} & {threads_beside.TURNS, threads_beside.SUM}
+    (note,) = bench.notes
+    assert note.startswith(
+        "2 threads: left out, as it came out at 0 or below: turns of threads, sum of threads of"
+    )
 
 
 def test_turns_are_what_a_step_takes_beside_its_work_and_a_sum_what_the_last_thread_takes_for_it():

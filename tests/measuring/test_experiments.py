@@ -38,6 +38,8 @@ def test_they_are_found_by_their_files():
         chosen("comput")
     with pytest.raises(UsageError, match="no experiment"):
         chosen([])
+    with pytest.raises(UsageError, match="only=5: it must name experiments"):
+        chosen(5)
 
 
 def test_what_needs_a_gpu_says_so():

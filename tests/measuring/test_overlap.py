@@ -123,6 +123,17 @@ def test_one_device_has_nothing_to_do_at_once():
     assert experiments()["overlap"].run(bench) == []
 
 
+def test_what_ranks_take_to_take_turns_is_told():
+    times = {two_devices.FIRST: 1e-3, two_devices.SECOND: 2e-3, two_devices.IN_TURN: 3.5e-3}
+    figures = [timed(two_devices.NAME, {"way": way, "n": 64}, seconds) for way, seconds in times.items()]
+    (note,) = two_devices.meetings(
+        [*figures, timed(two_devices.NAME, {"way": two_devices.FIRST, "n": 8}, 1.0)]
+    )
+    assert note.endswith("meet twice, and take longer than both alone by 500.0 us at n = 64")
+    figures[2] = timed(two_devices.NAME, {"way": two_devices.IN_TURN, "n": 64}, 3e-3)
+    assert two_devices.meetings(figures) == []
+
+
 @pytest.mark.gpu
 def test_all_ways_are_measured_on_gpus():
     devices = ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count())))

@@ -1,4 +1,3 @@
-import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -143,17 +142,3 @@ def test_drawing_needs_neither_torch_nor_pyplot(tmp_path: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert (tmp_path / "x.png").stat().st_size > 1000
-
-
-@pytest.mark.parametrize("end", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_picture_that_is_not_whole_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any
-) -> None:
-    def cut_short(self: Any, path: Path, **more: Any) -> None:
-        path.write_bytes(b"\x89PNG")
-        raise end
-
-    monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg.print_png", cut_short)
-    with pytest.raises((UsageError, KeyboardInterrupt)):
-        draw(training([epoch(1)]), tmp_path / "curves.png")
-    assert not [*tmp_path.iterdir()]

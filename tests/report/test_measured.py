@@ -6,8 +6,8 @@ from tests.measuring.test_figures import ENTRY, record
 
 from kway.measuring.figure import Maker
 from kway.report import measured, measured_plots
-from kway.report.measured import lines_of, panels, shown, size_text
-from kway.report.measured_plots import distinct, draw
+from kway.report.measured import Curve, lines_of, panels, shown, size_text
+from kway.report.measured_plots import band, distinct, draw, frame, label
 from kway.units import rate_text
 
 MAKE = Maker("compute")
@@ -61,6 +61,13 @@ def test_curves_of_equal_gpus_are_drawn_once():
     assert [curve.parameters["device"] for curve in distinct(panel.curves)] == ["cpu", "cuda:0"]
 
 
+def test_a_curve_that_a_number_tells_apart_says_of_what():
+    curves = [Curve({"collective": "all-reduce", "ranks": ranks}) for ranks in (2, 3)]
+    assert [label(curve, {}) for curve in curves] == ["all-reduce ranks 2", "all-reduce ranks 3"]
+    assert label(Curve({"from": "cpu", "to": "cuda:0", "n": 4}), {}) == "cpu to cuda:0 n 4"
+    assert label(curves[0], curves[0].parameters) == "measured"
+
+
 def test_a_picture_is_as_wide_as_can_be_read(tmp_path):
     (path,) = draw(record(*products("cpu", 1e7), *products("cuda:0", 1e9, 8e12), crossing()), tmp_path)
     assert path == tmp_path / "compute.png"
@@ -70,6 +77,41 @@ def test_a_picture_is_as_wide_as_can_be_read(tmp_path):
     assert (image[:, :4] == 1).all()
     assert (image[:, -4:] == 1).all()
     assert (image < 0.9).any()
+
+
+def shares(*values, spread):
+    return [
+        MAKE.computed("hidden", {"n": n}, "%", value, spread).to_dict()
+        for n, value in zip((1, 2, 3), values, strict=True)
+    ]
+
+
+def test_a_band_is_as_wide_as_the_spread_and_the_frame_as_the_curve():
+    """A band that is cut to half the value would say that a share of about 0 is known best of all."""
+    slow = MAKE.timed("product", {"n": 1}, "s", [1.0, 1.0, 9.0, 9.0, 9.0]).to_dict() | {"spread": 6.0}
+    assert band(slow) == (0.09, 36.0)
+    assert frame([slow]) == (4.5, 13.5)
+    near_0, below = shares(2.0, -50.0, 0.0, spread=100.0)[:2]
+    assert band(near_0) == (-98.0, 102.0)
+    assert band(below) == (-2550.0, 2450.0)
+    assert frame([near_0, below]) == (-75.0, 3.0)
+    limited = MAKE.timed("product", {"n": 1}, "s", [1.0], limit=8.0).to_dict()
+    assert frame([limited])[1] == 8.0
+
+
+def test_a_picture_of_shares_about_0_shows_how_uncertain_they_are(tmp_path):
+    """One that is far more uncertain than it is large fills its panel, and no value leaves it."""
+    sure, unsure = (
+        imread(draw(record(*shares(90.0, -1.0, 1.0, spread=spread)), tmp_path)[0])[..., :3]
+        for spread in (0.01, 200.0)
+    )
+    assert sure.shape == unsure.shape
+    assert (unsure < 0.95).mean() > 2 * (sure < 0.95).mean()
+
+
+def test_the_spread_of_shares_is_in_points():
+    (line,) = [line for line in lines_of(record(*shares(0.0, -0.5, 80.0, spread=2.0))) if "points" in line]
+    assert line.split() == ["0", "%", "-0.5", "%", "80", "%", "160", "points"]
 
 
 def test_nothing_with_several_sizes_is_no_picture(tmp_path):

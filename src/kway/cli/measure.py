@@ -50,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
             since=begun,
             say=lambda text: print(text, file=screen, flush=True),
         )
-        drawn = draw(record, folder)
+        # Before its pictures: what took minutes is not lost for a disk that is full.
         record.save(folder)
+        drawn = draw(record, folder)
     if args.json:
         print(record.to_json())
         return 0

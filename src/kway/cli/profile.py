@@ -64,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
             seconds=args.seconds,
             say=here.say,
         )
-        drawn = draw(record, folder)
+        # Before its picture: what took minutes is not lost for a disk that is full.
         record.save(folder)
+        drawn = draw(record, folder)
     if args.json:
         print(record.to_json())
         return 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -78,10 +79,12 @@ def asked_of(
     batch_size_per_device: int | None = None,
     cluster: Cluster | None = None,
     is_here: bool = True,
+    needing: Mapping[str, str] = MappingProxyType({}),
 ) -> Asked:
     """Return what is to be planned. Raises ``UsageError`` for what cannot be; nothing is started.
 
     ``is_here``: whether kway is to start the ranks, so that what cannot be sent to them is left to one process.
+    ``needing``: options of the run for which ranks must be processes, with the reason of each.
     """
     cluster = discover() if cluster is None else cluster
     refuse_among_ranks("a plan", "their number is chosen already", "plan in one process")
@@ -117,6 +120,8 @@ def asked_of(
     node_of = {f"cuda:{gpu['index']}": gpu.get("node", 0) for gpu in cluster.gpus}
 
     def refused(layout: Mapping[str, int], devices: Sequence[str]) -> str:
+        for what, why in needing.items() if one_process(layout) else ():
+            return f"{what}: {why}"
         if one_process(layout) and len({node_of.get(device, 0) for device in devices}) > 1:
             return "its ranks are threads of one process, and these devices are of several machines"
         if is_here and len(devices) > 1 and not one_process(layout) and not_sent():

@@ -49,7 +49,8 @@ NOT_KEPT = (
 class Going:
     """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it.
 
-    ``of_a_busy_moment``: whether what was predicted rests on times beside other programs; ``since``: when it began.
+    ``of_a_busy_moment``: whether what was predicted rests on times beside other programs; ``since``: when it began;
+    ``needing``: options that need a process a device, with the reason of each.
     """
 
     job: Job
@@ -62,6 +63,7 @@ class Going:
     lines: tuple[str, ...] = ()
     of_a_busy_moment: bool = False
     since: busy.Moment | None = field(default_factory=busy.moment)
+    needing: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, patient: bool, settings: Mapping[str, Any] | None) -> Place:
         """Return where the run goes. Raises ``UsageError``. ``patient``: see ``kway.jobs.place.place``."""
@@ -163,7 +165,7 @@ def by_plan(plan: Any, going: Going) -> Going:
     devices = spelled_set(row["device_set"])
     return Going(
         job, devices, row["strategy"], row["step_kind"], record.level, record.shards, row, (line,),
-        doubts.of_a_busy_moment(record),
+        doubts.of_a_busy_moment(record), needing=going.needing,
     )  # fmt: skip
 
 
@@ -189,7 +191,9 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
         return going
     # Compiling takes longer than a choice may; `kway tune` looks at it.
     kinds = [DEFAULT_KIND] if going.step_kind == AUTO else [going.step_kind]
-    asked = asked_of(going.job, going.devices, AUTO, going.exactness, going.shards, kinds, cluster=cluster)
+    asked = asked_of(
+        going.job, going.devices, AUTO, going.exactness, going.shards, kinds, cluster=cluster, needing=going.needing
+    )  # fmt: skip
     if going.devices == AUTO and cluster.gpus:
         asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
     known = gather(asked, {}, None, ranks, _announced(going.job, say), seconds=MOST_S)

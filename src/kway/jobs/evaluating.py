@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.comm.group import Group
 from kway.data.padding import uneven
 from kway.data.parts import Parts, take_apart
 from kway.errors import UsageError
@@ -17,6 +18,7 @@ from kway.job import Job, check_path
 from kway.jobs.arguments import check_job
 from kway.jobs.place import place
 from kway.jobs.predictions import Piece, alike, merged
+from kway.jobs.together import meet
 from kway.launch.one_run import check_only_run
 from kway.step.build import build, check_names, load_weights
 from kway.step.modes import modes_of, set_modes
@@ -129,7 +131,7 @@ def _loaded(job: Job, weights: Weights, lent: ExitStack) -> nn.Module:
 def evaluate_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -> dict[str, float]:
     """Evaluate on one rank."""
     values: dict[str, float] = _with_engine(
-        context, job, parts, layout, lambda engine, shares: engine.evaluate(shares)
+        context, job, parts, layout, "kway.evaluate", lambda engine, shares: engine.evaluate(shares)
     )
     return values
 
@@ -154,11 +156,11 @@ def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -
             # The other ranks do not know of it yet.
             return [], refused.with_traceback(None)
 
-    own: tuple[list[Piece], UsageError | None] = _with_engine(context, job, parts, layout, use)
+    own: tuple[list[Piece], UsageError | None] = _with_engine(
+        context, job, parts, layout, "kway.predict", use
+    )
     if not joined:
         return own[0]
-    from kway.comm.group import Group
-
     gathered = Group(context.world.rank, context.world.size).objects(own)
     for _, refused in gathered:
         if refused is not None:
@@ -166,8 +168,11 @@ def predict_rank(context: Any, job: Job, parts: Parts, layout: dict[str, int]) -
     return [piece for pieces, _ in gathered for piece in pieces]
 
 
-def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], use: Any) -> Any:
-    size = parts.order.batch_size
+def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], call: str, use: Any) -> Any:
+    size, world = parts.order.batch_size, context.world
+    if world.origin == "env":
+        # A user's code calls it, on some ranks alone perhaps.
+        meet(Group(world.rank, world.size, waiting=context.status.waiting), call, torch.device(world.device))
     with ExitStack() as undo:
         undo.callback(set_modes, modes_of(job.model))
         engine = Engine(

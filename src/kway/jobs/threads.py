@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -72,20 +73,26 @@ def run(make: Any, task: Any, arguments: tuple[Any, ...], device_set: list[str],
             torch.set_num_threads(before)
 
 
-def check(where: Any, on_oom: str, **asked: Any) -> None:
-    """Raise ``UsageError`` where the ranks of ``where`` are threads and an option of a run needs processes.
+def needing_processes(on_oom: str, **asked: Any) -> dict[str, str]:
+    """Return the options of a run that need a process a device, written out, each with the reason.
 
     ``asked``: options by name, each with a reason in ``_LACKS``.
     """
     if on_oom == "adapt":
         asked["on_oom"] = on_oom
-    for what, value in asked.items() if where.in_threads else ():
-        if value:
-            raise UsageError(
-                f"{what}={value!r} with strategy threads",
-                _LACKS[what],
-                "use strategy data, which has a process a device",
-            )
+    return {f"{what}={_written(value)}": _LACKS[what] for what, value in asked.items() if value}
+
+
+def _written(value: Any) -> str:
+    return f"{value.total_seconds():g} s" if isinstance(value, timedelta) else repr(value)
+
+
+def check(where: Any, needing: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` where the ranks of ``where`` are threads and an option of a run needs processes."""
+    for what, why in needing.items() if where.in_threads else ():
+        raise UsageError(
+            f"{what} with strategy threads", why, "use strategy data, which has a process a device"
+        )
 
 
 def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

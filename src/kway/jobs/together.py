@@ -41,7 +41,7 @@ def together(phase: str = "") -> Callable[[Call[S, P, R]], Call[S, P, R]]:
         @wraps(method)
         def met(side: S, /, *args: P.args, **options: P.kwargs) -> R:
             with side._status.doing(phase) if phase else nullcontext():
-                _meet(side._group, name, side.engine.device)
+                meet(side._group, name, side.engine.device)
                 return method(side, *args, **options)
 
         return met
@@ -49,7 +49,8 @@ def together(phase: str = "") -> Callable[[Call[S, P, R]], Call[S, P, R]]:
     return of
 
 
-def _meet(group: Group, name: str, device: torch.device) -> None:
+def meet(group: Group, name: str, device: torch.device) -> None:
+    """Wait until all ranks are at the call ``name`` (one of ``COLLECTIVES``): a collective. See ``together``."""
     if group.size == 1:
         return
     if device.type == "cpu":

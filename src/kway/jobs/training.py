@@ -181,18 +181,21 @@ def train(
     growth = growth_of(
         batch_size_per_device, lr_scale, lr_warmup, planned=plan is not None or strategy == AUTO
     )
-    going = foreseen(plan, Going(job, devices, strategy, step_kind, exactness, shards), ranks, tell.say)
+    going = foreseen(
+        plan,
+        Going(
+            job, devices, strategy, step_kind, exactness, shards,
+            needing=threads.needing_processes(
+                on_oom, stall_timeout=stall, max_restarts=max_restarts, tune_seconds=tune_seconds, timeline=timeline
+            ),
+        ),
+        ranks,
+        tell.say,
+    )  # fmt: skip
     where = going.place(stall is not None, settings)
     job = going.job if growth is None else growth.of(going.job, where.plan.devices)
     step_kind, exactness, shards = going.step_kind, going.exactness, going.shards
-    threads.check(
-        where,
-        on_oom,
-        stall_timeout=stall,
-        max_restarts=max_restarts,
-        tune_seconds=tune_seconds,
-        timeline=timeline,
-    )
+    threads.check(where, going.needing)
     spec = TrainSpec(
         job=job,
         plan=where.plan,

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +28,8 @@ from kway.world import World
 _LOOK_S = 5.0
 _GRACE_S = 10.0
 _NAME = "kway-stall"
+# Of the work that goes on here: the process, and its status.
+_GOES_ON: ContextVar[tuple[int, Status] | None] = ContextVar("kway_status", default=None)
 
 
 @contextlib.contextmanager
@@ -37,23 +40,41 @@ def watching(world: World, timeout: timedelta | None) -> Iterator[Status]:
 
     A process that is alone is interrupted and raises ``StallError``, or ends where it cannot be; one of several
     ends with exit code 1, so that whoever started the ranks ends the others.
+
+    Work inside of other work (``kway.evaluate`` in a loop of the user's) has the status of that: the rank is at one
+    thing, its collectives are one series, and it has not left once the inner work is over.
     """
+    before = _GOES_ON.get()
+    if before is not None and before[0] == os.getpid():
+        with before[1].doing("start"), _watched(world, before[1], timeout):
+            yield before[1]
+        return
     status = here(world.rank)
     status.at("start")
+    _GOES_ON.set((os.getpid(), status))
     try:
-        if timeout is None and (world.size == 1 or is_announced() or _looks()):
+        with _watched(world, status, timeout):
             yield status
-            return
-        watch = _Watch(world, status, math.inf if timeout is None else timeout.total_seconds())
-        try:
-            with watch:
-                yield status
-        except KeyboardInterrupt:
-            if watch.error is not None:
-                raise watch.error from None
-            raise
     finally:
+        # Not by a token: a notebook may close a loop in another context than it was opened in.
+        _GOES_ON.set(before)
         status.at("idle")
+
+
+@contextlib.contextmanager
+def _watched(world: World, status: Status, timeout: timedelta | None) -> Iterator[None]:
+    """End the work inside where a rank is late: see ``watching``."""
+    if timeout is None and (world.size == 1 or is_announced() or _looks()):
+        yield
+        return
+    watch = _Watch(world, status, math.inf if timeout is None else timeout.total_seconds())
+    try:
+        with watch:
+            yield
+    except KeyboardInterrupt:
+        if watch.error is not None:
+            raise watch.error from None
+        raise
 
 
 class _Watch:

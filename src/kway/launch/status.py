@@ -45,9 +45,12 @@ COLLECTIVES = (
     "p.save",
     "p.checkpoint",
     "p.resume",
+    "kway.evaluate",
+    "kway.predict",
 )
-# How the calls of a user's loop begin: where all ranks must have come to the same one.
+# How the calls of a user's code begin: where all ranks must have come to the same one.
 CALL = "p."
+_CALLS = (CALL, "kway.")
 _KINDS = {name: code for code, name in enumerate(COLLECTIVES)}
 # Number of the writing (from 1), step, collectives begun, time of the last sign, phase, inside a collective, which
 # one, number again.
@@ -85,7 +88,7 @@ class Report:
         """The phase in words: what a rank does that waits for the others inside a step is ``reduce``."""
         if not self.waiting:
             return self.phase
-        if self.collective.startswith(CALL):
+        if self.collective.startswith(_CALLS):
             return f"inside {self.collective}"
         return "reduce" if self.phase == STEP else f"{self.phase}, inside a collective"
 
@@ -137,13 +140,13 @@ class Status:
 
     @contextmanager
     def doing(self, phase: str) -> Iterator[None]:
-        """Be at ``phase`` while open, then again at what was before."""
-        before = PHASES[self._code]
+        """Be at ``phase`` while open, then again at what was before, in the step of before."""
+        before, step = PHASES[self._code], self._step
         self.at(phase)
         try:
             yield
         finally:
-            self.at(before)
+            self.at(before, step)
 
     def note(self, notes: list[tuple[str, float, float]] | None) -> None:
         """From now on add each collective that this rank waited in: name, begin and end in monotonic seconds."""

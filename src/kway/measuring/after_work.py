@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from kway.measuring.collective_ranks import Part, groups_of, parts, title
 from kway.measuring.collectives import ALL_REDUCE, COLLECTIVES, ORDERED, Buffers, elements_of
 from kway.measuring.figure import Figure, Maker
 from kway.measuring.in_step import InStep, Remaining, control
-from kway.measuring.noted import Noted
+from kway.measuring.noted import Noted, costs_something, free
 from kway.measuring.step_work import KINDS, LARGE, sustained, with_threads
 from kway.measuring.timer import Candidate, Policy, Reading
 from kway.measuring.work import Call
@@ -109,7 +108,7 @@ def figures_of(
     for collective, size in asked:
         name = title(collective, size)
         seconds = noted[name].of(reading.timings.get(name))
-        if seconds and median(seconds) > 0:
+        if costs_something(seconds):
             at = {"collective": collective, "backend": part.backend, "ranks": part.ranks, "bytes": size}
             found.append(make.timed(NAME, at, "s", seconds))
     return found
@@ -126,4 +125,6 @@ def run(bench: Bench, part: float) -> list[Figure]:
     for each, reading, noted in told:
         bench.readings.append(reading)
         figures += figures_of(bench.maker(reading), each, reading, noted, cells(sizes))
+        told_of = {name: own.of(reading.timings.get(name)) for name, own in noted.items()}
+        bench.notes += free(f"{NAME}, {each.backend} on {each.ranks} CPU ranks", told_of)
     return figures

@@ -4,7 +4,7 @@ An experiment is data: a file in ``experiments/`` with an ``EXPERIMENT``, found 
 command, record, cache, table and pictures know of it by themselves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -70,6 +70,10 @@ def chosen(only: Any) -> list[Experiment]:
     table = experiments()
     if only is None:
         return list(table.values())
+    if not isinstance(only, str | Iterable):
+        raise UsageError(
+            f"only={only!r}", "it must name experiments", 'pass "compute,copies", or a list of such names'
+        )
     wanted = [part.strip() for part in only.split(",")] if isinstance(only, str) else list(only)
     for name in wanted:
         if name not in table:

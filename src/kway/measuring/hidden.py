@@ -3,10 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from kway.measurements import PERCENT
 from kway.measuring.figure import Figure, Maker
-
-# A figure of this unit is a part of something, times 100.
-PERCENT = "%"
 
 
 def share(first: float, second: float, both: float) -> float:

@@ -9,6 +9,7 @@ from kway.measuring.limits import Limits
 from kway.measuring.reference import normal
 from kway.measuring.timer import Work
 from kway.measuring.work import computed, each_waited, launched, lazily, waiter
+from kway.step.tf32 import tf32
 
 DTYPES = {
     "fp64": torch.float64,
@@ -30,13 +31,8 @@ def with_tf32(allowed: bool, run: Work) -> Work:
     """Return work during which float32 products may use TF32, or may not; what was allowed before is restored."""
 
     def flagged(count: int) -> float:
-        matmul = torch.backends.cuda.matmul
-        before = matmul.allow_tf32
-        matmul.allow_tf32 = allowed
-        try:
+        with tf32(allowed):
             return run(count)
-        finally:
-            matmul.allow_tf32 = before
 
     return flagged
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from kway.launch.shared_process import SharedProcess
 from kway.measuring.bench import Bench, Row
 from kway.measuring.collectives import WIDTH
 from kway.measuring.figure import Figure, Maker
-from kway.measuring.noted import Noted
+from kway.measuring.noted import Noted, costs_something, free
 from kway.measuring.ranks_beside import compared
 from kway.measuring.step_work import ALONE, AT_ONCE, KINDS, LARGE, counts, sustained
 from kway.measuring.timer import Candidate, Work
@@ -129,9 +128,7 @@ def figures_of(
     """Return what turns take, and sums by bytes. What seems to take nothing says nothing, and is left out."""
     asked: list[tuple[str, dict[str, Any], Sequence[float]]] = [(TURNS, {"threads": size}, turns)]
     asked += [(SUM, {"threads": size, "bytes": each}, seconds) for each, seconds in sums.items()]
-    return [
-        make.timed(name, at, "s", seconds) for name, at, seconds in asked if seconds and median(seconds) > 0
-    ]
+    return [make.timed(name, at, "s", seconds) for name, at, seconds in asked if costs_something(seconds)]
 
 
 def run(bench: Bench, part: float) -> list[Figure]:
@@ -157,4 +154,7 @@ def _of_steps(bench: Bench, size: int, part: float) -> list[Figure]:
     reading = bench.time(candidates, "cpu", part, partial(sustained, candidates=len(candidates)))
     timings = reading.timings
     found = {each: noted.of(timings.get(f"{SUM}: {each}")) for each, noted in sums.items()}
-    return figures_of(bench.maker(reading), size, turns.of(timings.get(TURNS)), found)
+    own_turns = turns.of(timings.get(TURNS))
+    by_name = {TURNS: own_turns, **{f"{SUM} of {each} bytes": seconds for each, seconds in found.items()}}
+    bench.notes += free(f"{size} threads", by_name)
+    return figures_of(bench.maker(reading), size, own_turns, found)

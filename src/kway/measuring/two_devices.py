@@ -12,6 +12,7 @@ from kway.measuring.in_step import InStep, Remaining, control
 from kway.measuring.reference import normal
 from kway.measuring.timer import Candidate, Policy, Reading, Work
 from kway.measuring.work import Call, lazily, waited
+from kway.units import seconds_text
 
 FIRST, SECOND, IN_TURN, AT_ONCE = "first alone", "second alone", "one after the other", "at once"
 WAYS = (FIRST, SECOND, IN_TURN, AT_ONCE)
@@ -116,7 +117,20 @@ def run(bench: Bench, part: float) -> list[Figure]:
         sizes = bench.sizes["n_cpu"]
         reading = bench.on(CPU_RANKS, part, task, sizes)
         figures = bench.figures(rows(sizes), reading)
+        bench.notes += meetings(figures)
     return figures + _compared(bench, figures)
+
+
+def meetings(figures: Sequence[Figure]) -> list[str]:
+    """Say what two CPU ranks take to take turns: the way one after the other has it beside both works."""
+    said = []
+    for size in dict.fromkeys(figure.parameters["n"] for figure in figures):
+        first, second, turns = (find(figures, NAME, n=size, way=way) for way in (FIRST, SECOND, IN_TURN))
+        if first and second and turns and turns.value > first.value + second.value:
+            more = turns.value - first.value - second.value
+            said.append(f"{seconds_text(more)} at n = {size}")
+    where = f"{NAME}: ranks that work {IN_TURN} meet twice, and take longer than both alone by"
+    return [f"{where} {', '.join(said)}"] if said else []
 
 
 def _compared(bench: Bench, figures: Sequence[Figure]) -> list[Figure]:

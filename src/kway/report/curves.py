@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kway.errors import UsageError
 from kway.records import Training
 from kway.report.lines import metrics, number
+from kway.report.picture import write_png
 from kway.units import seconds_text
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ def draw(training: Training | dict[str, Any], path: Path) -> Path:
     loss; each metric has a panel of its own. Values that are absent or not finite leave a gap.
     Raises ``UsageError`` where the run has no complete epoch or the file cannot be written.
     """
-    # Matplotlib takes longer to import than the rest of the report; only a picture pays for it.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     record = training if isinstance(training, Training) else Training.from_dict(training)
@@ -47,11 +45,9 @@ def draw(training: Training | dict[str, Any], path: Path) -> Path:
     columns = min(len(panels), PANELS_IN_A_ROW)
     rows = math.ceil(len(panels) / columns)
     width, height = max(7.0, 4.6 * columns), 3.4 * rows + 0.9
-    # A figure of its own on the Agg back end: pyplot would keep it in global state and may ask for a display. Its
-    # panels have fixed places: to measure all texts for a layout, and to draw everything twice for that, takes three
-    # times as long as the rest.
+    # Its panels have fixed places: to measure all texts for a layout, and to draw everything twice for that, takes
+    # three times as long as the rest.
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH)
-    canvas: Any = FigureCanvasAgg(figure)  # its writer of files has no types
     title = f"{record.model}, {layout_text(record)}"
     left = 0.14 / width
     figure.text(left, 1 - 0.14 / height, title, fontsize=13, fontweight="bold", va="top")
@@ -62,17 +58,7 @@ def draw(training: Training | dict[str, Any], path: Path) -> Path:
         size = (width / columns - LEFT - RIGHT) / width, (3.4 - BELOW - ABOVE) / height
         _panel(figure.add_axes((*place, *size)), name, epochs, train, held_out)
     figure.text(left, 0.12 / height, _footer(record), fontsize=8.5, color=GREY)
-    # Under its name once it is whole: a disk may be full, or a signal end the process.
-    part = path.with_name(f".{path.name}.part")
-    try:
-        canvas.print_png(part, metadata={"Software": None})
-        part.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-    return path
+    return write_png(figure, path)
 
 
 def layout_text(record: Training) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import Any
 
-from kway.measurements import Measurements
+from kway.measurements import PERCENT, Measurements
 from kway.report.tables import table
 from kway.units import bytes_text, rate_text, seconds_text
 
@@ -133,14 +133,22 @@ def _table(panel: Panel) -> list[str]:
     for curve in panel.curves:
         figures = [curve.points.get(size) for size in sizes]
         texts = [None if figure is None else rate_text(figure["value"], panel.unit) for figure in figures]
-        spreads = [figure["spread"] for figure in figures if figure and figure["spread"] is not None]
-        row: list[object] = [*(curve.parameters.get(name) for name in names), *texts]
-        row.append(f"{max(spreads):.1%}" if spreads else None)
+        row: list[object] = [*(curve.parameters.get(name) for name in names), *texts, _spread(figures)]
         if limited:
             row += _limit(curve, panel.unit)
         rows.append(row)
     title = f"{panel.name}, by {panel.size}" if panel.size else panel.name
     return [title, *table(headings, rows).splitlines(), *(_mark(mark) for mark in panel.marks)]
+
+
+def _spread(figures: Iterable[dict[str, Any] | None]) -> str | None:
+    """Write the largest spread; of shares, which may be about 0, in points: a part of 0 is no measure."""
+    known = [figure for figure in figures if figure and figure["spread"] is not None]
+    if not known:
+        return None
+    if known[0]["unit"] == PERCENT:
+        return f"{max(figure['spread'] * abs(figure['value']) for figure in known):.3g} points"
+    return f"{max(figure['spread'] for figure in known):.1%}"
 
 
 def _limit(curve: Curve, unit: str) -> list[object]:

@@ -1,14 +1,15 @@
 """What was measured, as PNG pictures: one an experiment, a panel for each of its names that has several sizes."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from kway.errors import UsageError
-from kway.measurements import Measurements
+from kway.measurements import PERCENT, Measurements
 from kway.report.curves import DOTS_PER_INCH, GREY
 from kway.report.measured import MOST_PANELS, Curve, Panel, heading, panels, size_text
+from kway.report.picture import write_png
 from kway.units import rate_text
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ LEFT, RIGHT = 0.105, 0.66
 LEGEND = 27
 # Sizes so far apart that only their logarithms can be told apart.
 FAR = 30
+# Beyond what an axis shows it goes on for this part of that.
+_ROOM = 0.06
 
 
 def draw(record: Measurements, folder: Path) -> list[Path]:
@@ -50,13 +53,10 @@ def _where(record: Measurements) -> str:
 
 
 def _picture(path: Path, title: str, curved: Sequence[Panel], footer: str) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     height = HEIGHT * len(curved) + ABOVE + BELOW
-    # On Agg directly: pyplot keeps figures in global state, and may ask for a display.
     figure = Figure(figsize=(WIDTH, height), dpi=DOTS_PER_INCH)
-    canvas: Any = FigureCanvasAgg(figure)  # its writer of files has no types
     figure.text(0.02, 1 - 0.15 / height, title, fontsize=12, fontweight="bold", va="top")
     for index, panel in enumerate(curved):
         bottom = height - ABOVE - HEIGHT * (index + 1)
@@ -65,11 +65,7 @@ def _picture(path: Path, title: str, curved: Sequence[Panel], footer: str) -> Pa
     if any(len(distinct(panel.curves)) < len(panel.curves) for panel in curved):
         footer += " · other GPUs: see the record"
     figure.text(0.02, 0.1 / height, footer, fontsize=8.5, color=GREY)
-    try:
-        canvas.print_png(path, metadata={"Software": None})
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-    return path
+    return write_png(figure, path)
 
 
 def _draw_panel(axes: "Axes", panel: Panel) -> None:
@@ -85,9 +81,7 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
             "linestyle": LINES[index // len(COLOURS) % len(LINES)],
         }
         values = [curve.points[size]["value"] for size in sizes]
-        spreads = [min(curve.points[size]["spread"] or 0.0, 1.0) / 2 for size in sizes]
-        low = [value * (1 - part) for value, part in zip(values, spreads, strict=True)]
-        high = [value * (1 + part) for value, part in zip(values, spreads, strict=True)]
+        low, high = zip(*(band(curve.points[size]) for size in sizes), strict=True)
         axes.fill_between(sizes, low, high, color=style["color"], alpha=0.15, linewidth=0)
         axes.plot(sizes, values, label=fill(label(curve, same), LEGEND), markersize=4.5, **style)
         limits = [curve.points[size]["limit"] for size in sizes if curve.points[size]["limit"]]
@@ -119,6 +113,8 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
 
 def _tick(value: float, unit: str) -> str:
     """Write a number at an axis: a rate without its unit, which stands above."""
+    if not value:
+        return "0"
     text = rate_text(value, unit)
     return text if unit == "s" else text.removesuffix(unit).rstrip()
 
@@ -128,15 +124,39 @@ def _scales(axes: "Axes", panel: Panel) -> None:
     from matplotlib.ticker import FixedLocator
 
     sizes = panel.sizes
-    values = [figure["value"] for curve in panel.curves for figure in curve.points.values()]
+    figures = [figure for curve in panel.curves for figure in curve.points.values()]
+    values = [figure["value"] for figure in figures]
+    low, high = frame(figures)
     if sizes[0] > 0 and sizes[-1] / sizes[0] > FAR:
         axes.set_xscale("log")
     if min(values) > 0 and max(values) / min(values) > FAR:
         axes.set_yscale("log")
+        beside = (high / low) ** _ROOM
+        axes.set_ylim(low / beside, high * beside)
     elif min(values) >= 0:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, (1 + _ROOM) * high or 1)
+    else:
+        beside = (high - low) * _ROOM
+        axes.set_ylim(low - beside, high + beside)
     step = -(-len(sizes) // 7)
     axes.xaxis.set_major_locator(FixedLocator(sizes[::-1][::step]))
+
+
+def band(figure: dict[str, Any], most: float = math.inf) -> tuple[float, float]:
+    """Return the ends of what a figure is uncertain by, at most by ``most`` of it; a time or a rate stays above 0."""
+    value = figure["value"]
+    half = abs(value) * min(figure["spread"] or 0.0, most) / 2
+    low = value - half
+    return low if figure["unit"] == PERCENT else max(low, value / 100), value + half
+
+
+def frame(figures: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Return the least and the most that an axis shows: all values, limits, and bands as far as they leave room.
+
+    What is far more uncertain than it is large would press all curves into a line: its band leaves the frame.
+    """
+    ends = [end for figure in figures for end in band(figure, most=1.0)]
+    return min(ends), max(ends + [figure["limit"] for figure in figures if figure["limit"]])
 
 
 def _draw_mark(axes: "Axes", mark: dict[str, Any], index: int) -> None:
@@ -179,6 +199,18 @@ def _shared(curves: Sequence[Curve]) -> dict[str, Any]:
 def label(curve: Curve, same: dict[str, Any]) -> str:
     """Say what a curve is, without what all of the panel are."""
     if {"from", "to"} <= curve.parameters.keys() - same.keys():
-        rest = [str(value) for name, value in curve.parameters.items() if name not in {"from", "to", *same}]
+        rest = [
+            _said(name, value)
+            for name, value in curve.parameters.items()
+            if name not in {"from", "to", *same}
+        ]
         return " ".join([f"{curve.parameters['from']} to {curve.parameters['to']}", *rest])
-    return " ".join(str(value) for name, value in curve.parameters.items() if name not in same) or "measured"
+    return (
+        " ".join(_said(name, value) for name, value in curve.parameters.items() if name not in same)
+        or "measured"
+    )
+
+
+def _said(name: str, value: Any) -> str:
+    """Write a parameter; a bare number would not say of what."""
+    return value if isinstance(value, str) else f"{name} {value}"

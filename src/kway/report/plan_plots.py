@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kway.errors import UsageError
 from kway.planned import Planned, one_device, titled, type_of
 from kway.report.curves import DOTS_PER_INCH, GREY
 from kway.report.measured_plots import COLOURS, LINES, MARKS
+from kway.report.picture import write_png
 from kway.report.plans import term_names
 from kway.units import seconds_text
 
@@ -39,18 +39,11 @@ def draw(record: Planned, folder: Path) -> list[Path]:
 
 
 def _picture(path: Path, record: Planned, draw_on: Any) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # On Agg directly: pyplot keeps figures in global state, and may ask for a display.
     figure = Figure(figsize=(WIDTH, 4.6), dpi=DOTS_PER_INCH)
-    canvas: Any = FigureCanvasAgg(figure)  # its writer of files has no types
     draw_on(figure, record)
-    try:
-        canvas.print_png(path, metadata={"Software": None})
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-    return path
+    return write_png(figure, path)
 
 
 def _title(figure: "Figure", record: Planned, text: str) -> None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from kway.errors import UsageError
 from kway.report.curves import DOTS_PER_INCH, GREY
+from kway.report.picture import write_png
 from kway.report.workload import MOST_LAYERS, Row, by_layer
 from kway.units import seconds_text
 from kway.workload import Workload
@@ -21,15 +21,12 @@ LETTERS = 26
 
 def draw(record: Workload, folder: Path) -> Path:
     """Draw ``workload.png`` into ``folder`` and return its path. Raises ``UsageError`` where it cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     rows = by_layer(record, MOST_LAYERS)
     height = ABOVE + BELOW + BAR * max(3, len(rows))
-    # On Agg directly: pyplot keeps figures in global state, and may ask for a display.
     figure = Figure(figsize=(WIDTH, height), dpi=DOTS_PER_INCH)
-    canvas: Any = FigureCanvasAgg(figure)  # its writer of files has no types
     place = (LEFT, BELOW / height, RIGHT - LEFT, 1 - (ABOVE + BELOW) / height)
     axes = figure.add_axes(place)
     title = f"{record.model}: time by layer in an eager step over {record.batch_size:,} samples"
@@ -56,12 +53,7 @@ def draw(record: Workload, folder: Path) -> Path:
         ncols=2, frameon=False, fontsize=9, borderaxespad=0,
     )  # fmt: skip
     figure.text(0.02, 0.1 / height, _footer(record), fontsize=8.5, color=GREY)
-    path = folder / FILE
-    try:
-        canvas.print_png(path, metadata={"Software": None})
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-    return path
+    return write_png(figure, folder / FILE)
 
 
 def _said(row: Row, total: float) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from kway.step.tf32 import tf32
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -38,12 +40,8 @@ class Precision:
 
         torch allows TF32 in convolutions by default, which is not what "fp32" says.
         """
-        before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
-        try:
+        with tf32(self.tf32):
             yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def cast(model: nn.Module, floating: torch.dtype | None) -> nn.Module:

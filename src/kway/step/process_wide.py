@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kway.data import generators
+from kway.step import tf32
 
 Undo = Callable[[], None]
 
@@ -20,19 +21,20 @@ def held() -> Undo:
     Not the number of CPU threads, which each thread of a process has for itself.
     """
     filling: Any = import_module("torch.utils.deterministic")
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
     states = generators.states()
     dtype = torch.get_default_dtype()
     algorithms = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    flags = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32
+    flags, fewer_bits = (cudnn.benchmark, cudnn.deterministic), tf32.kept()
     fills = filling.fill_uninitialized_memory
 
     def put_back() -> None:
         generators.restore(states)
         torch.set_default_dtype(dtype)
         torch.use_deterministic_algorithms(algorithms, warn_only=warns)
-        cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = flags
+        cudnn.benchmark, cudnn.deterministic = flags
+        fewer_bits()
         filling.fill_uninitialized_memory = fills
 
     return put_back

@@ -1,0 +1,81 @@
+"""What torch may compute with fewer bits, however a user said so: one way of torch refuses to read the other."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import kway
+from kway.measuring.products import with_tf32
+from kway.step.precision import precision_of
+from kway.step.process_wide import held
+from kway.step.tf32 import _places, _state, kept, tf32
+
+B = torch.backends
+
+
+def _for(place, value):
+    return lambda: setattr(place, "fp32_precision", value)
+
+
+SAID = {
+    "nothing": lambda: None,
+    "products": _for(B.cuda.matmul, "tf32"),
+    "all tf32": _for(B, "tf32"),
+    "all ieee": _for(B, "ieee"),
+    "convolutions": _for(B.cudnn.conv, "ieee"),
+    "high": partial(torch.set_float32_matmul_precision, "high"),
+    "medium": partial(torch.set_float32_matmul_precision, "medium"),
+    "allow_tf32": lambda: setattr(B.cuda.matmul, "allow_tf32", True),
+}
+
+
+def same(before, after):
+    """What torch refused to tell before, the older way beside the newer one, nobody reads."""
+    return all(old == new for old, new in zip(before, after, strict=True) if old is not None)
+
+
+@pytest.fixture
+def as_before():
+    """What a user says is taken back, for all back ends as well."""
+    put_back, of_all = kept(), B.fp32_precision
+    yield
+    B.fp32_precision = of_all
+    put_back()
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("say", SAID.values(), ids=SAID)
+@pytest.mark.parametrize("allowed", [True, False])
+def test_only_what_is_allowed_is_so_and_what_was_said_holds_again(say, allowed):
+    say()
+    before = _state()
+    with tf32(allowed):
+        own = [place.fp32_precision for place in _places()]
+        if allowed:
+            assert own[:3] == ["tf32"] * 3
+        else:
+            assert {*own} <= {"ieee", "none"}
+        # What torch's compiler reads.
+        assert (B.cuda.matmul.allow_tf32, B.cudnn.allow_tf32) == (allowed, allowed)
+    assert same(before, _state())
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("said", ["products", "all tf32", "all ieee"])
+def test_a_run_a_measurement_and_turns_of_threads_go_on_under_either_way(said):
+    SAID[said]()
+    before = _state()
+    job = kway.Job(
+        model=partial(nn.Linear, 2, 2), loss=nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(torch.ones(8, 2), torch.ones(8, 2)), batch_size=4,
+    )  # fmt: skip
+    assert kway.train(job, devices="cpu:1", epochs=1, echo=False).record.steps == 2
+    assert kway.train(job, devices="cpu:2", strategy="threads", epochs=1, echo=False).record.steps == 2
+    assert with_tf32(False, lambda count: 2.0 * count)(3) == 6.0
+    with precision_of("tf32").flags():
+        assert B.cudnn.conv.fp32_precision == "tf32"
+    put_back = held()
+    put_back()
+    assert same(before, _state())
