@@ -7,7 +7,7 @@ import torch
 
 from kway.comm.group import Group
 from kway.jobs.kept_ranks import KeptRanks
-from kway.measuring import after_work, ranks_beside, threads_beside
+from kway.measuring import after_work, behind_work, ranks_beside, threads_beside
 from kway.measuring.bench import Bench
 from kway.measuring.collective_ranks import Part, title
 from kway.measuring.experiment import experiments
@@ -97,6 +97,7 @@ def test_what_came_out_at_0_or_below_is_named():
 def test_an_experiment_names_what_it_leaves_out(monkeypatch):
     """Every sum of threads, and turns, as if they had taken no time."""
     monkeypatch.setattr(threads_beside, "costs", lambda before, step: (0.0, -1.0))
+    monkeypatch.setattr(behind_work, "run", lambda bench, part: [])
     bench = Bench("beside", ("cpu", "cuda:0", "cuda:1"), SIZES, QUICK, cpu_ranks=2)
     figures = experiments()["beside"].run(bench)
     assert not {figure.name for figure in figures} & {threads_beside.TURNS, threads_beside.SUM}

@@ -20,6 +20,7 @@ from kway.launch.status import Status
 from kway.step.copying import computed
 from kway.step.process_wide import drawing, held
 from kway.step.seeds import preserved_everywhere
+from kway.units import shown
 from kway.world import World
 
 _ENDS = "its ranks are threads of this process, none of which can be ended by itself"
@@ -84,7 +85,7 @@ def needing_processes(on_oom: str, **asked: Any) -> dict[str, str]:
 
 
 def _written(value: Any) -> str:
-    return f"{value.total_seconds():g} s" if isinstance(value, timedelta) else repr(value)
+    return f"{value.total_seconds():g} s" if isinstance(value, timedelta) else shown(value)
 
 
 def check(where: Any, needing: Mapping[str, str]) -> None:
