@@ -19,8 +19,8 @@ from kway.measuring.in_step import InStep, Remaining, control
 from kway.measuring.timer import Candidate, Policy, Reading, Work
 from kway.measuring.work import Call, launched, on_stream, waiter
 
-# Collectives that are queued at once, and how many times as long as their launches the work before them takes: it has to
-# be launched as well, and a rank may be slower to launch than it was when that was timed.
+# Collectives that are queued at once, and how many times as long as their launches the work before them takes: that has
+# to be launched as well, and a rank may be slower to launch than it was when that was timed.
 BURST, LONGER = 50, 4.0
 # Elements of what keeps a GPU busy meanwhile, and how often it is done to see how long it takes.
 BUSY, TIMED = 1 << 24, 20
