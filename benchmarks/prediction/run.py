@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import kway
-from kway.profiling.run import without_workspaces
+from kway.profiling.workspaces import without_workspaces
 from kway.zoo import get
 
 # name: (model, batch on a CPU, batch on GPUs, whether that is for each GPU)

@@ -9,7 +9,7 @@ from torch import nn
 
 import kway
 from kway.planned import spelled_set
-from kway.profiling.run import without_workspaces
+from kway.profiling.workspaces import without_workspaces
 from kway.step.kinds import KINDS
 from kway.zoo import get
 
@@ -80,6 +80,17 @@ def test_large_gradients_lie_in_no_vector(two):
     record = kway.profile(wide, devices=two, step_kind="eager", seconds=1)
     assert 1 << 17 <= record.memory["vector_bytes"] < 1 << 18
     assert record.memory["first_copies_bytes"] == 0
+
+
+def test_what_cublas_works_in_can_be_given_back(one):
+    def taken():
+        return torch.cuda.memory_allocated(one)
+
+    a = torch.randn(512, 512, device=one)
+    a @ a
+    before = taken()
+    without_workspaces()
+    assert taken() < before
 
 
 def test_auto_runs_what_it_plans_and_says_how_far_it_was_off(one):

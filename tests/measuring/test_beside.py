@@ -207,7 +207,7 @@ def test_what_is_sustained_leaves_the_bench_as_it_was(monkeypatch):
 def test_one_processor_has_nothing_beside_it():
     bench = Bench("beside", ("cpu",), SIZES, QUICK)
     assert experiments()["beside"].run(bench) == []
-    assert "nothing beside it" in bench.notes[0]
+    assert "no ranks or threads of a CPU" in bench.notes[0]
 
 
 def test_sizes_are_named_as_collectives_are():

@@ -57,7 +57,7 @@ class GradientReducer:
         several buckets the first WATCHED_STEPS steps copy all large ones.
         """
         apart = self.flat.apart
-        first = apart.nbytes - apart.copied_bytes if len(self.buckets.buckets) > 1 else 0
+        first = apart.nbytes - apart.copied_bytes if self.buckets.several else 0
         return self.flat.nbytes + apart.copied_bytes, first
 
     def sending(self) -> AbstractContextManager[None]:

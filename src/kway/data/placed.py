@@ -153,7 +153,9 @@ class Placed:
                 self._at_once = _at_once(micro)
             yield self._share(micro, cut, epoch, step)
             step += 1
-        # The device is still at the last steps: worked out later, it would wait for the next order.
+        # The device is still at the last steps: worked out later, it would wait for the next order. After the last
+        # epoch of a run, which nobody knows here, these are some launches for nothing. There is room for one order.
+        del order
         self._ready = epoch + 1, order_on(self.device, self.order, epoch + 1)
 
     def _together(self, order: Tensor, cut: _Cut, epoch: int, step: int, taken: int) -> Iterator[Share]:

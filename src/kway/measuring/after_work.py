@@ -9,10 +9,10 @@ import torch
 from kway.comm.group import Group
 from kway.devices.cpu import threads_for
 from kway.measuring.bench import Bench
-from kway.measuring.collective_ranks import Part, groups_of, parts, title
+from kway.measuring.collective_ranks import Part, in_turn, parts, title
 from kway.measuring.collectives import ALL_REDUCE, COLLECTIVES, ORDERED, Buffers, elements_of
 from kway.measuring.figure import Figure, Maker
-from kway.measuring.in_step import InStep, Remaining, control
+from kway.measuring.in_step import InStep
 from kway.measuring.noted import Noted, costs_something, free
 from kway.measuring.step_work import KINDS, LARGE, sustained, with_threads
 from kway.measuring.timer import Candidate, Policy, Reading
@@ -37,20 +37,8 @@ def task(
     context: Any, todo: Sequence[Part], sizes: Mapping[str, Sequence[int]], policy: Policy, asked_at: float
 ) -> list[tuple[Part, Reading, ByName]]:
     """Time the parts ``todo`` on this rank, ``sizes`` by collective; return what each that it is in has told."""
-    world = context.world
-    groups = groups_of(world, todo)
-    everyone = control(world, world.size)
-    assert everyone is not None
-    remaining = Remaining(InStep(everyone), policy, asked_at)
-    found = []
-    for place, part in enumerate(todo):
-        measured, controlled = groups[part]
-        allowed = remaining.part(1, len(todo) - place)
-        if measured is not None and controlled is not None:
-            found.append((part, *_timed(InStep(controlled), measured, cells(sizes), allowed)))
-        # Ranks that are in no smaller group wait here: they would disturb it.
-        remaining.meet()
-    return found
+    turns = in_turn(context.world, todo, policy, asked_at)
+    return [(part, *_timed(in_step, group, cells(sizes), allowed)) for part, in_step, group, allowed in turns]
 
 
 def _timed(

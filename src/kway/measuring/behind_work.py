@@ -12,10 +12,10 @@ import torch
 from kway.comm.group import Group
 from kway.measuring.after_work import NAME, cells
 from kway.measuring.bench import Bench
-from kway.measuring.collective_ranks import Part, groups_of, parts, title
+from kway.measuring.collective_ranks import Part, in_turn, parts, title
 from kway.measuring.collectives import COLLECTIVES, Buffers, elements_of
 from kway.measuring.figure import Figure
-from kway.measuring.in_step import InStep, Remaining, control
+from kway.measuring.in_step import InStep
 from kway.measuring.timer import Candidate, Policy, Reading, Work
 from kway.measuring.work import Call, launched, on_stream, waiter
 
@@ -30,20 +30,9 @@ def task(
     context: Any, todo: Sequence[Part], sizes: Mapping[str, Sequence[int]], policy: Policy, asked_at: float
 ) -> list[tuple[Part, Reading]]:
     """Time the parts ``todo`` on this rank, ``sizes`` by collective; return those that it is in."""
-    world = context.world
-    groups = groups_of(world, todo)
-    everyone = control(world, world.size)
-    assert everyone is not None
-    remaining = Remaining(InStep(everyone), policy, asked_at)
-    found = []
-    for place, part in enumerate(todo):
-        measured, controlled = groups[part]
-        allowed = remaining.part(1, len(todo) - place)
-        if measured is not None and controlled is not None:
-            found.append((part, _timed(InStep(controlled), measured, world.device, cells(sizes), allowed)))
-        # Ranks that are in no smaller group wait here: they would disturb it.
-        remaining.meet()
-    return found
+    device, asked = context.world.device, cells(sizes)
+    turns = in_turn(context.world, todo, policy, asked_at)
+    return [(part, _timed(in_step, group, device, asked, allowed)) for part, in_step, group, allowed in turns]
 
 
 def _timed(
@@ -70,7 +59,7 @@ def queued(call: Call, busy: Call, device: str) -> Work:
     place = torch.device(device)
     times: list[int] = []
 
-    def both(count: int) -> float:
+    def burst(count: int) -> float:
         with torch.cuda.device(place):
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             torch.cuda.synchronize(place)
@@ -89,7 +78,7 @@ def queued(call: Call, busy: Call, device: str) -> Work:
             call()  # connects the ranks
             one_s = on_stream(busy, place)(TIMED) / TIMED
             times.append(math.ceil(LONGER * launched(call, waiter(place))(BURST) / one_s))
-        return sum(both(min(BURST, count - begun)) for begun in range(0, count, BURST))
+        return sum(burst(min(BURST, count - begun)) for begun in range(0, count, BURST))
 
     return run
 

@@ -1,7 +1,7 @@
 """What a rank does to time collectives: over all ranks and over fewer of them, through each back end."""
 
 import gc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,26 @@ def task(
         if world.device != "cpu":
             torch.cuda.empty_cache()
     return found
+
+
+def in_turn(
+    world: Any, todo: Sequence[Part], policy: Policy, asked_at: float
+) -> Iterator[tuple[Part, InStep, Group, Policy]]:
+    """Yield each part that this rank is in, what keeps its ranks in step, its group, and how it may be timed.
+
+    All parts get equal shares of the budget (see ``Remaining``). All ranks go through all of ``todo``.
+    """
+    groups = groups_of(world, todo)
+    everyone = control(world, world.size)
+    assert everyone is not None
+    remaining = Remaining(InStep(everyone), policy, asked_at)
+    for place, part in enumerate(todo):
+        measured, controlled = groups[part]
+        allowed = remaining.part(1, len(todo) - place)
+        if measured is not None and controlled is not None:
+            yield part, InStep(controlled), measured, allowed
+        # Ranks that are in no smaller group wait here: they would disturb it.
+        remaining.meet()
 
 
 def groups_of(world: Any, todo: Sequence[Part]) -> dict[Part, tuple[Group | None, Group | None]]:

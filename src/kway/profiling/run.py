@@ -23,6 +23,7 @@ from kway.profiling.seats import Seat, seats
 from kway.profiling.sitting import Reading, Sitting
 from kway.profiling.sizes import gradients_of, parameters_of
 from kway.profiling.timing import Spot, fits, time_in_turns, timings
+from kway.profiling.workspaces import without_workspaces
 from kway.records import Plan
 from kway.step.host_draws import HostDraws
 from kway.step.kinds import DEFAULT_KIND, KINDS
@@ -326,13 +327,6 @@ def _collectives(calls: Sequence[Call]) -> list[dict[str, Any]]:
 def _buckets(calls: Sequence[Call]) -> list[int]:
     """Return the bytes of each call that brings gradients together, in the order of the calls."""
     return [call.bytes for call in calls if call.gradients]
-
-
-def without_workspaces() -> None:
-    """Give back what cuBLAS works in, which is made anew when needed: it is a part of what a step takes."""
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.comm.buckets import WATCHED_STEPS
 from kway.comm.rehearsed import Calls, RehearsedGroup
 from kway.data.loader import Loader, Share
 from kway.data.order import KeyedOrder
@@ -33,8 +34,6 @@ from kway.world import World
 _TELLS_NEVER, _TELLS_EACH = Telling(every=1 << 62), Telling(compared=False)
 # Steps of a window, as many as one of ``kway train``; seconds that it lasts on a GPU, which is waited for at its ends.
 WINDOW, LEAST_S = 10, 0.05
-# Steps in which gradients may be copied once: what that takes is told by ``kept_for_gradients``.
-FIRST = 2
 
 
 @dataclass
@@ -76,7 +75,8 @@ class Sitting:
         self._job, self._opened = job, opened
         self.phases = Phases(self.engine, self.calls)
         self._timer = PhaseTimer(self.marks)
-        self._most: dict[int, int] = {}
+        # Of the steps of warm-up, by their share: that of the first one alone.
+        self._warm_peak: dict[int, int] = {}
         self._shares: dict[int, Iterator[Share]] = {}
         self._loaders: dict[int, Loader] = {}
 
@@ -139,7 +139,8 @@ class Sitting:
     def peak(self, samples: int) -> int:
         """Return the most bytes that a step over ``samples`` has on this GPU, all that was there before among them.
 
-        Of the job's own share also of the steps in which it is recorded, where it is: they take more than later ones.
+        Of the job's own share also of the steps before, but for the very first ones: where steps are recorded, that
+        takes more than they do later.
         """
         for other in [each for each in self._loaders if each != samples]:
             # Each may hold the data on the GPU, and a run has one.
@@ -149,7 +150,7 @@ class Sitting:
         torch.cuda.reset_peak_memory_stats(self.engine.device)
         self.take(samples)
         self.marks.wait()
-        return max(torch.cuda.max_memory_allocated(self.engine.device), self._most.get(samples, 0))
+        return max(torch.cuda.max_memory_allocated(self.engine.device), self._warm_peak.get(samples, 0))
 
     def kept_for_gradients(self) -> tuple[int, int] | None:
         """Return the bytes that one of several keeps to add gradients up: see ``GradientReducer.kept_bytes``.
@@ -162,10 +163,11 @@ class Sitting:
     def warm(self, samples: int, steps: int) -> float:
         """Take steps until what happens once has happened; return the seconds of the last one."""
         torch.set_num_threads(self.seat.threads)
-        first = min(FIRST, steps - 1)
+        # What they copy once is told by ``kept_for_gradients``.
+        first = min(WATCHED_STEPS, steps - 1)
         self.take(samples, first)
         # With the first share nothing else lies on the device yet.
-        looks = self.engine.device.type == "cuda" and not self._most
+        looks = self.engine.device.type == "cuda" and not self._warm_peak
         if looks:
             self.marks.wait()
             torch.cuda.reset_peak_memory_stats(self.engine.device)
@@ -174,7 +176,7 @@ class Sitting:
         self.take(samples)
         seconds = self.marks.wait() - begun
         if looks:
-            self._most[samples] = torch.cuda.max_memory_allocated(self.engine.device)
+            self._warm_peak[samples] = torch.cuda.max_memory_allocated(self.engine.device)
         return seconds
 
     def rehearse(self, samples: int) -> list[Any]:

@@ -214,12 +214,12 @@ class StepCore(ABC):
         Added to the weight of a step it makes all of it NaN, never other numbers, and no device is waited for. On a
         CPU raises ``MispairedError`` at once.
         """
-        compared = self.signs.telling.compared
-        if not (calls.is_cuda and compared):
-            if compared:
-                check_calls(calls, own)
+        if not self.signs.telling.compared:
             return calls.new_zeros(())
-        return unlike(calls)
+        if calls.is_cuda:
+            return unlike(calls)
+        check_calls(calls, own)
+        return calls.new_zeros(())
 
     def compare(self, again: bool = False) -> None:
         """Raise ``MispairedError`` where ranks took other steps than the rest that no step has told of yet.

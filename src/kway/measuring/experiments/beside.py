@@ -12,7 +12,7 @@ def run(bench: Bench) -> list[Figure]:
     """Measure GPUs, CPU ranks where there are no two GPUs, or all is measured, and threads."""
     figures = behind_work.run(bench, 1.0) if len(bench.gpus) > 1 else []
     if bench.cpu_ranks < 2:
-        bench.notes.append("one processor here: there is nothing beside it")
+        bench.notes.append("one processor here: no ranks or threads of a CPU beside each other")
         return figures
     if _has_ranks(bench):
         figures += ranks_beside.run(bench, 0.3)
@@ -63,4 +63,5 @@ EXPERIMENT = Experiment(
     full_s=Seconds(90.0, cpu=60.0, gpu=10.0, more=5.0),
     start=start,
     order=55,
+    version=2,
 )
