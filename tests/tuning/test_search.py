@@ -108,7 +108,7 @@ def test_a_winner_that_does_not_win_again_is_not_chosen():
 
     found = Drifting(of).find([A])
     assert found.best == {}
-    assert found.rows[-1].verdict == "no faster than the step as it is, when measured again"
+    assert found.rows[-1].verdict == "no faster than the step as it is (1.600 of it now), when measured again"
     assert [row.verdict for row in found.rows[:3]] == ["chosen", "no faster", "did not hold"]
 
 

@@ -25,7 +25,7 @@ from kway.step.kinds import DEFAULT_KIND, kind_of
 from kway.strategies.layout import check_model, one_process
 from kway.training.parts import training_parts
 from kway.training.spec import positive
-from kway.units import shown
+from kway.units import counted, shown
 
 AUTO = "auto"
 
@@ -103,7 +103,7 @@ def asked_of(
     scaling = Scaling(batch if weak or samples is None else min(batch, samples), weak, samples)
     most = batch * max(map(len, sets)) if weak else batch
     notices = (
-        [f"the data has {samples:,} samples, fewer than a batch of {most:,}: no step has more"]
+        [f"the data has {counted(samples, 'sample')}, fewer than a batch of {most:,}: no step has more"]
         if samples is not None and samples < most
         else []
     )

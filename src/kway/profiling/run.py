@@ -94,7 +94,7 @@ class Profiler:
         if batch < parts.order.batch_size:
             self._job = replace(job, batch_size=batch)
             self.found.notices.append(
-                f"the data has {samples} samples, fewer than a batch of {parts.order.batch_size}"
+                f"the data has {samples} sample{'s' * (samples != 1)}, fewer than a batch of {parts.order.batch_size}"
             )
         self._seats = seats(batch, wanted.devices, wanted.threads)
 

@@ -22,7 +22,7 @@ from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
 from kway.training.began import check_options
-from kway.training.beginning import check_schedule, start_of, too_few_steps, too_many_steps
+from kway.training.beginning import check_schedule, fading, start_of, too_few_steps, too_many_steps
 from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
@@ -162,7 +162,7 @@ class Loop:
         self.resumed = self._resume()
         foreseen = too_many_steps(self.spec, train)
         check_schedule(self.spec, train, self.engine.schedule)
-        self.own_notices += foreseen
+        self.own_notices += [*foreseen, *fading(self.spec, train, self.engine.schedule)]
         self._say(start_of(self.spec, train, self.loader.steps(0), self.resumed, self.subject))
         for line in dict.fromkeys([*self.spec.told, *self._set_up(), *self._all_notices]):
             self._say({"event": "notice", "text": line})

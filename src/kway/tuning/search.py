@@ -136,10 +136,12 @@ def _confirm(found: Found, measure: Callable[[Choice], Reading], start: Reading)
     if before.step_s and again.step_s and not again.difference:
         # Of both readings of the step as it is, the faster one counts.
         plain = min(start, before, key=lambda reading: reading.median_s)
+        found.again = again.median_s / plain.median_s
         if faster(again, plain):
-            found.again = again.median_s / plain.median_s
             return
-    lost, why = found.best, "no faster than the step as it is"
+    # In the table its ratio is to the first reading of the step as it is.
+    beside = "" if found.again is None else f" ({found.again:.3f} of it now)"
+    lost, why = found.best, f"no faster than the step as it is{beside}"
     if not before.step_s:
         why = f"the step as it is was refused ({before.refused})"
     elif again.refused or again.difference:
