@@ -261,7 +261,9 @@ def _taken_up(tuned: Tuned, wish: Wish, exactness: str) -> list[str]:
     if wish.allowed:
         precision = tuned.choice.get("precision")
         if precision is None:
-            return ["kept nowhere, since other precisions were allowed: tuned without them it is"]
+            return [
+                "kept nowhere, since other precisions were allowed: tune without --allow (allow=) to keep a choice"
+            ]
         return [
             f"kept nowhere, since it is another run: name --precision {precision} (precision={precision!r}) in runs "
             "that are to have it, and tune with it for the rest"
