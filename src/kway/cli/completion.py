@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 HELP = "print the script with which bash, zsh or fish complete what is typed"
 
-# As LEVELS of strategies/levels.py, the axes of strategies/ and RULES of step/scaling.py have them: reading those
-# imports torch.
+# As LEVELS of strategies/levels.py, AUTO of strategies/layout.py, the axes of strategies/ and RULES of step/scaling.py
+# have them: reading those imports torch.
 EXACTNESS = ("math", "bits", "loose")
 STRATEGIES = ("single", "data", "threads")
 AUTO = "auto"
