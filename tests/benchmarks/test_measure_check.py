@@ -106,7 +106,8 @@ def test_it_runs_on_cpu(check, tmp_path, monkeypatch, capsys):
     assert [row["name"].split(",")[0] for row in data["rows"]] == ["product", "copy cpu", "all-reduce"]
     for row in data["rows"]:
         assert row["ratio"] == pytest.approx(row["kway"] / row["hand"])
-        # The same work, not of another unit (1000 times as much). Two threads that find no processor together, as on a
-        # machine that others use, take thirty times as long as the best of ten.
-        assert 1 / 300 < row["ratio"] < 300
+        # The same work: far from another unit (1000 times as much) or a clock that does not wait. Two processes that
+        # find no processor together, as on a machine that others use, take thirty times as long as the best of ten.
+        most = 300 if row["name"].startswith("all-reduce") else 20
+        assert 1 / most < row["ratio"] < most
     assert Measurements.load(out).find("collectives", "bus bandwidth, gloo on 2 CPU ranks", bytes=1 << 24)

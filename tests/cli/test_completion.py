@@ -100,9 +100,8 @@ def test_what_is_offered_is_what_there_is():
     assert set(STRATEGIES) == {"single", *axes()}
     assert set(LR_SCALES) == set(RULES)
     taken = {(c.name, a.dest) for c in grammar() for a in (*c.flags, *c.places)}
-    for name in values():
-        command, _, dest = name.rpartition(" ")
-        assert any(dest == own and command in ("", of) for of, own in taken), name
+    for command, dest in values():
+        assert any(dest == own and command in ("", of) for of, own in taken), (command, dest)
 
 
 @pytest.mark.parametrize("shell", [zsh, fish])
@@ -130,7 +129,7 @@ def test_arguments_that_are_one_of_some_names_are_offered_with_them():
         named = {
             flag.dest for flag in command.flags if flag.value and not flag.path and flag.value not in FREE
         } | {place.dest for place in command.places if place.name not in FREE}
-        assert named - OWN <= set(values()), command.name
+        assert named - OWN <= {dest for of, dest in values() if of in ("", command.name)}, command.name
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -31,7 +31,7 @@ from kway.elsewhere.description import Machine, described
 from kway.elsewhere.machine import cluster_of, measurements_of
 from kway.elsewhere.moving import moved
 from kway.errors import UsageError, line_of
-from kway.jobs.asked import AUTO, asked_of
+from kway.jobs.asked import asked_of
 from kway.jobs.automatic import Going, by_plan
 from kway.jobs.given import measurements_given, workloads_given
 from kway.jobs.known_costs import Known
@@ -44,6 +44,7 @@ from kway.proving.certificate import first_disagreement
 from kway.records import Cluster, Plan, Proof, Training, Tuning
 from kway.report import curves, lines, measured, plan_plots, plans, tuning
 from kway.report import workload as layers
+from kway.strategies.layout import AUTO
 from kway.units import shown
 from kway.workload import Workload
 

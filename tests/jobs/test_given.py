@@ -10,9 +10,10 @@ from torch import nn
 import kway
 from kway.devices.simulated import simulated
 from kway.errors import UsageError
-from kway.jobs.asked import AUTO, asked_of
+from kway.jobs.asked import asked_of
 from kway.jobs.given import workloads_given
 from kway.profiling.optimizer_text import optimizer_text
+from kway.strategies.layout import AUTO
 
 X, Y = torch.randn(640, 8), torch.arange(640) % 3
 SGD = partial(torch.optim.SGD, lr=0.1)

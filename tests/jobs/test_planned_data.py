@@ -152,7 +152,7 @@ def test_the_one_layout_that_is_left_runs_also_without_a_price(monkeypatch, from
     assert going.strategy == "data=2"
     assert going.lines[0].startswith("auto: data=2 on cpu:2, of 2 candidates, not priced: ")
     # What threads lack is no candidate: the user has not named them.
-    needing = needing_processes("raise", stall_timeout=timedelta(seconds=30), timeline=None, max_restarts=0)
+    needing = needing_processes("error", stall_timeout=timedelta(seconds=30), timeline=None, max_restarts=0)
     assert list(needing) == ["stall_timeout=30 s"]
     going = automatic(Going(in_memory, "cpu:2", "auto", "auto", "math", 4, needing=needing), None, print)
     assert going.lines[0].startswith("auto: data=2 on cpu:2, the only layout that is left, not priced: ")
@@ -161,6 +161,27 @@ def test_the_one_layout_that_is_left_runs_also_without_a_price(monkeypatch, from
     # A plan is nothing but prices.
     with pytest.raises(kway.NotMeasuredError, match=r"^no plan for net: the time of"):
         kway.plan(job(from_file), devices="cpu:2", workload=known, measurements=few)
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ({"on_oom": "adapt"}, "on_oom='adapt': its ranks are threads of this process"),
+        ({"max_restarts": 1}, "max_restarts=1: its ranks are threads of this process"),
+        ({"tune_seconds": 5.0}, "tune_seconds=5.0: its steps are eager"),
+        ({"timeline": 2}, "timeline=2: torch has one profiler for a process"),
+    ],
+    ids=str,
+)
+def test_a_run_with_an_option_that_threads_lack_has_no_threads_among_its_candidates(option, why, from_file):
+    needing = needing_processes(**{"on_oom": "error", **option})
+    asked = asked_of(job((X, Y)), "cpu:2", "auto", "math", 4, "eager", needing=needing)
+    found, left = asked.candidates(lambda device: ["eager"])
+    assert [each.strategy for each in found] == ["data=2"]
+    assert next(each.why for each in left if each.strategy == "threads=2").startswith(why)
+    # Threads are all that is left to this data.
+    with pytest.raises(kway.UsageError, match=f"^no plan for net: {NOT_SENT}"):
+        kway.train(job(from_file), devices="cpu:2", strategy="auto", steps=2, echo=False, **option)
 
 
 def test_where_others_start_the_ranks_all_candidates_are_there(from_file):

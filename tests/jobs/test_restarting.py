@@ -6,15 +6,12 @@ import signal
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from kway.errors import RankError, RefusedError, StallError
-from kway.job import Job
 from kway.jobs.adapting import Adapting
 from kway.jobs.place import place
 from kway.jobs.restarting import Restarts, run_again
 from kway.launch.failure import explained, of_exception, of_exit_status, to_error
-from kway.training.parts import training_parts
 from kway.world import StopRequest
 
 GLOO = (
@@ -102,8 +99,7 @@ def test_a_refusal_that_no_adaption_led_to_is_raised_as_it_is():
     def once(where, number):
         raise refused
 
-    job = Job(nn.Linear(2, 1), nn.MSELoss(), torch.optim.SGD, (torch.ones(4, 2), torch.ones(4, 1)))
-    adapting = Adapting("adapt", job, training_parts(job)[0].order)
+    adapting = Adapting(True, None, 4)
     where = place("cpu:1", "auto", "math", 8)
     with pytest.raises(RefusedError) as caught:
         run_again(where, once, Restarts(), 8, print, StopRequest(), adapting)

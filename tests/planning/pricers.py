@@ -38,6 +38,7 @@ def found(
     strategies=None,
     sets=None,
     close=CLOSE,
+    level="math",
 ):
     """Search over a machine of two cores, or of ``cluster``."""
     cluster = cluster or simulated(cores=2)
@@ -52,5 +53,6 @@ def found(
         cluster.cpu["usable"],
         1e6,
         "example",
+        level,
         close,
     )

@@ -95,6 +95,8 @@ def test_of_one_share_nothing_is_said_of_other_batches():
     assert loser["break_even"] == {"batch_size": None, "flop_per_sample": None, "known": False}
     assert loser["reason"].endswith("; from which batch on 2 win is not known")
     assert (result.serial_fraction, result.amdahl_bound) == (None, None)
+    told = lines_of(planned(result))
+    assert "serial     not known: with fewer samples one device was not timed" in told
     with pytest.raises(UsageError, match=r"are missing.*what would help"):
         found(4, one_share, room=1)
 
@@ -121,8 +123,8 @@ def test_no_bound_contradicts_the_table():
     text = "\n".join(lines_of(planned(result)))
     assert "Amdahl" not in text
     assert (
-        "serial     not known: with fewer samples one device was not timed, or is not as much faster as several "
-        in text
+        "serial     not known: with fewer samples one device is not as much faster as several are predicted to be"
+        in text.splitlines()
     )
     # Where several are no faster either, that is what the table says, too.
     even = found(256, lambda candidate, batch: Price({"compute": 26.6e-3 * candidate.devices}, {}))
@@ -167,8 +169,16 @@ def test_what_fits_nowhere_says_how_much_is_missing_and_what_would_help():
     # Two devices with 20 samples each.
     assert "--batch-size 40" in text
     # What is refused of some models is not promised to all.
-    assert "--micro-batch 20 (at level math not of a model with batch normalisation)" in text
+    assert "--micro-batch 20 (not of a model with batch normalisation)" in text
     assert "recompute=true keeps fewer activations of a model made of blocks" in text
+    for level, parts in (
+        ("loose", "--batch-size 40, or the same batch in parts, --micro-batch 20; "),
+        ("bits", ""),
+    ):
+        with pytest.raises(UsageError) as caught:
+            found(256, room=room, level=level)
+        # Level bits cuts no share further, of whatever model.
+        assert (parts or "what would help: --batch-size 40; kway train --settings") in str(caught.value)
 
 
 def test_a_model_that_is_too_large_for_any_batch_gets_no_advice_to_shrink_it():

@@ -38,8 +38,10 @@ def same(before, after):
 
 @pytest.fixture
 def as_before():
-    """What a user says is taken back, for all back ends as well."""
+    """What a user says is taken back, for all back ends as well. Before, every place follows what is said of all."""
     put_back, of_all = kept(), B.fp32_precision
+    for place in _places():
+        place.fp32_precision = "none"
     yield
     B.fp32_precision = of_all
     put_back()
@@ -60,6 +62,34 @@ def test_only_what_is_allowed_is_so_and_what_was_said_holds_again(say, allowed):
         # What torch's compiler reads.
         assert (B.cuda.matmul.allow_tf32, B.cudnn.allow_tf32) == (allowed, allowed)
     assert same(before, _state())
+
+
+def told_of(values):
+    """Return what each place tells where a value is said of all back ends; nothing is said of all afterwards."""
+    found = []
+    for value in (*values, "none"):
+        B.fp32_precision = value
+        found.append([place.fp32_precision for place in _places()])
+    return found
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("of_all", ["tf32", "ieee", "none"])
+@pytest.mark.parametrize("allowed", [[False], [True], [True, True], [False, True]])
+def test_what_is_said_of_all_back_ends_later_holds_in_every_place(of_all, allowed):
+    B.fp32_precision = of_all
+    for each in allowed:
+        with tf32(each), tf32(not each):
+            pass
+    assert told_of(["ieee", "tf32"]) == [[value] * 6 for value in ("ieee", "tf32", "none")]
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_place_of_its_own_stays_so_where_all_back_ends_are_said_later():
+    B.fp32_precision, B.cudnn.conv.fp32_precision = "tf32", "ieee"
+    with tf32(True):
+        pass
+    assert [row[1] for row in told_of(["ieee", "tf32"])] == ["ieee"] * 3
 
 
 @pytest.mark.usefixtures("as_before")

@@ -81,6 +81,11 @@ def test_workers_only_where_input_is_waited_for():
     assert [change for change in changes(waiting) if "workers" in change] == [{"workers": 4}, {"workers": 8}]
 
 
+def test_why_no_workers_are_tried_is_said():
+    assert "workers (a step hardly waits for input)" in untried(Subject("cpu", workers=0, waits=0.01))
+    assert "workers (the data is in memory)" in untried(Subject("cpu", no_workers="the data is in memory"))
+
+
 def test_input_that_is_waited_for_comes_first_and_what_is_compiled_after_what_is_cheap():
     cpu = Subject("cpu", workers=0, waits=0.5, threads=4, micro_batch=64, may_be_cut=True, allowed=("bf16",))
     assert names(cpu) == ["input", "precision", "threads", "micro-batch", "step kind"]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import kway
-from kway.tuning.run import _workers
+from kway.tuning.loading import why_once, workers_of
 
 pytestmark = pytest.mark.usefixtures("short")
 
@@ -95,15 +95,38 @@ def test_samples_that_change_from_one_reading_to_the_next_get_no_workers():
     assert any("workers (" in note and "when they are read again" in note for note in record.notices)
 
 
+class ReadOnce(Counts):
+    """Has each sample once."""
+
+    def __getitem__(self, place):
+        if self.read:
+            raise KeyError("taken already")
+        return super().__getitem__(place)
+
+
+def test_of_a_sample_that_cannot_be_read_twice_the_reason_is_what_was_raised():
+    assert why_once(job(Slow())) == ""
+    assert why_once(job(Counts())) == "its samples are others when they are read again"
+    why = why_once(job(ReadOnce()))
+    assert why.startswith("to read a sample twice raises ")
+    assert "KeyError: 'taken already'" in why
+
+
 def test_a_run_that_nobody_asked_to_tune_starts_no_workers_of_its_own(monkeypatch):
     tried = []
     monkeypatch.setattr("kway.tuning.run.LEAST_STEPS", 1)
-    monkeypatch.setattr("kway.tuning.run._workers", lambda *given: tried.append(_workers(*given)))
+
+    def noted(*given):
+        tried.append(workers_of(*given))
+        return tried[-1]
+
+    monkeypatch.setattr("kway.tuning.run.workers_of", noted)
     loader = partial(DataLoader, TensorDataset(X, Y), batch_size=16, collate_fn=default_collate_of_my_own)
     kway.train(replace(job(loader()), batch_size=None), devices="cpu:1", steps=1)
     kway.train(replace(job(loader(num_workers=1)), batch_size=None), devices="cpu:1", steps=1)
     kway.train(replace(job((X, Y)), batch_size=16), devices="cpu:1", steps=1, tune_seconds=1)
-    assert tried == [None, 1, None]
+    nobody = "a run that nobody asked to tune starts none"
+    assert tried == [(None, nobody), (1, ""), (None, "the data is in memory")]
 
 
 def default_collate_of_my_own(samples):

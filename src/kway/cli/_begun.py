@@ -5,6 +5,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kway.cli._job import default_folder, job_of
 from kway.job import Job
@@ -66,14 +67,18 @@ def again(args: argparse.Namespace, *more: str) -> list[str]:
 
 def repeated(command: str, args: argparse.Namespace, but: Collection[str] = ()) -> list[str]:
     """Return the words of a command line that means ``args``. ``but``: names of arguments to leave out."""
-    from kway.cli.main import parser_of
+    from kway.cli._grammar import command_of
 
+    def given(dest: str, default: Any) -> list[Any]:
+        value = getattr(args, dest, default)
+        if dest in but or value == default:
+            return []
+        return value if isinstance(value, list) else [value]
+
+    found = command_of(command)
     words = ["kway", command]
-    for action in parser_of(command)._actions:
-        value = getattr(args, action.dest, action.default)
-        if action.dest in but or value == action.default:
-            continue
-        for each in value if isinstance(value, list) else [value]:
-            words += action.option_strings[-1:]
-            words += [] if action.nargs == 0 else [str(each)]
+    words += [str(each) for place in found.places for each in given(place.dest, place.default)]
+    for flag in found.flags:
+        for each in given(flag.dest, flag.default):
+            words += [flag.names[-1], str(each)] if flag.value else [flag.names[-1]]
     return words

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from kway.cli.main import commands, parser_of
 
@@ -18,6 +19,7 @@ class Flag:
     optional: bool
     path: bool
     required: bool
+    default: Any
     help: str
 
 
@@ -29,6 +31,7 @@ class Place:
     name: str
     rest: bool
     many: bool
+    default: Any
     help: str
 
 
@@ -46,10 +49,11 @@ class Command:
 
 def grammar() -> list[Command]:
     """Read all commands, in the order of the help."""
-    return [_command(name) for name in commands()]
+    return [command_of(name) for name in commands()]
 
 
-def _command(name: str) -> Command:
+def command_of(name: str) -> Command:
+    """Read one command."""
     parser = parser_of(name)
     flags = [a for a in parser._actions if a.option_strings]
     places = [a for a in parser._actions if not a.option_strings]
@@ -63,6 +67,7 @@ def _command(name: str) -> Command:
                 name=_named(action),
                 rest=action.nargs == argparse.REMAINDER,
                 many=action.nargs in ("*", "+"),
+                default=action.default,
                 help=_help(parser, action),
             )
             for action in places
@@ -80,6 +85,7 @@ def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> Flag:
         optional=action.nargs == "?",
         path=action.type is Path or action.metavar in ("FILE", "DIR", "PATH"),
         required=action.required,
+        default=action.default,
         help=_help(parser, action),
     )
 

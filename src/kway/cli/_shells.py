@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kway.cli._grammar import Command, Flag
 
-Values = Mapping[str, Sequence[str]]
+Values = Mapping[tuple[str, str], Sequence[str]]
 # Characters of a help text that are shown beside a flag.
 HELP_LENGTH = 76
 
@@ -179,7 +179,7 @@ def fish(commands: "Sequence[Command]", values: Values) -> str:
 
 def _listed(values: Values, command: "Command", dest: str) -> Sequence[str]:
     """Return the names that an argument of a command may be; none where they cannot be listed."""
-    return values.get(f"{command.name} {dest}", values.get(dest, ()))
+    return values.get((command.name, dest), values.get(("", dest), ()))
 
 
 def _short(text: str) -> str:

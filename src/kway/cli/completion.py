@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 HELP = "print the script with which bash, zsh or fish complete what is typed"
 
-# As LEVELS of strategies/levels.py, the axes of strategies/ and RULES of step/scaling.py have them: reading those
-# imports torch.
+# As LEVELS of strategies/levels.py, AUTO of strategies/layout.py, the axes of strategies/ and RULES of step/scaling.py
+# have them: reading those imports torch.
 EXACTNESS = ("math", "bits", "loose")
 STRATEGIES = ("single", "data", "threads")
 AUTO = "auto"
@@ -31,10 +31,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def values() -> Mapping[str, tuple[str, ...]]:
+def values() -> Mapping[tuple[str, str], tuple[str, ...]]:
     """Map arguments, as parsers call them, to the names that they may be, where names can be listed without torch.
 
-    A command that takes others than the rest has its own, under its name and the argument's.
+    Keys are of a command and an argument; of no command, ``""``, for all that have no names of their own.
     """
     from kway.cli._choices import LOSSES, OPTIMIZERS
     from kway.cli._shells import SHELLS
@@ -48,18 +48,15 @@ def values() -> Mapping[str, tuple[str, ...]]:
     from kway.trackers.chosen import NAMED
     from kway.zoo import names as models
 
-    return {
+    of_all = {
         "model": tuple(models()),
         "data": tuple(sources.names()),
         "precision": tuple(PRECISIONS),
         "exactness": EXACTNESS,
         "strategy": (AUTO, *STRATEGIES),
-        # What is proved is named, and not chosen.
-        "prove strategy": STRATEGIES,
         "loss": tuple(LOSSES),
         "optimizer": tuple(OPTIMIZERS),
         "step_kind": (AUTO, *KINDS),
-        "prove step_kind": tuple(KINDS),
         "only": tuple(experiments()),
         "on_oom": ("error", "adapt"),
         "lr_scale": LR_SCALES,
@@ -69,4 +66,9 @@ def values() -> Mapping[str, tuple[str, ...]]:
         "what": WHATS,
         "names": tuple(originals()),
         "shell": tuple(SHELLS),
+    }
+    # What is proved is named, and not chosen.
+    proved = {"strategy": STRATEGIES, "step_kind": tuple(KINDS)}
+    return {("", name): names for name, names in of_all.items()} | {
+        ("prove", name): names for name, names in proved.items()
     }

@@ -26,17 +26,16 @@ class Adapting:
     """Chooses the ``micro_batch`` of the next start: half as many samples at once as in the last, down to 1; then, and
     where a share must not be cut, that the model's blocks are computed again in backward.
 
-    ``is_on``: whether it does; without, an out-of-memory error is raised as it is. ``order``: of the training data.
-    ``most``: samples of its largest batch. ``whole``: why a share must not be cut, if so. ``blocks``: how many blocks
-    of the model could be computed again, and are not.
+    ``is_on``: whether it does; without, an out-of-memory error is raised as it is. ``micro_batch``: of the first start,
+    ``None`` for whole shares. ``most``: samples of the largest batch. ``whole``: why a share must not be cut, if so.
+    ``blocks``: how many blocks of the model could be computed again, and are not.
     """
 
-    def __init__(self, on_oom: str, job: Job, order: Order) -> None:
-        self.is_on = known("on_oom", on_oom, WAYS)
-        self.micro_batch = job.micro_batch
-        self.most = min(order.batch_size, order.samples or order.batch_size)
-        self.whole: str | None = None
-        self.blocks = 0
+    def __init__(
+        self, is_on: bool, micro_batch: int | None, most: int, whole: str | None = None, blocks: int = 0
+    ) -> None:
+        self.is_on, self.micro_batch, self.most = is_on, micro_batch, most
+        self.whole, self.blocks = whole, blocks
         self._recomputes, self._tried = False, ""
         self._last: OutOfMemoryError | None = None
 
@@ -91,17 +90,18 @@ class Adapting:
 
 def adapting_of(on_oom: str, job: Job, model: nn.Module, where: Place, order: Order) -> Adapting:
     """Read ``on_oom`` for a run. Raises ``UsageError`` where nobody could adapt it, or not without another result."""
-    made, plan = Adapting(on_oom, job, order), where.plan
-    if made.is_on and where.joined is not None:
+    is_on, plan = known("on_oom", on_oom, WAYS), where.plan
+    if is_on and where.joined is not None:
         raise UsageError(
             f"{_ADAPT} inside ranks that another launcher started",
             "only who starts the ranks can start them again",
             "use that launcher's own, with a smaller micro_batch and resume=True",
         )
-    reason = made.whole = why_whole(job, model, plan.layout, plan.exactness, made.most, plan.shards)
+    most = min(order.batch_size, order.samples or order.batch_size)
+    reason = why_whole(job, model, plan.layout, plan.exactness, most, plan.shards)
     # What the user has named stays as named.
-    made.blocks = 0 if "recompute" in plan.settings else len(left_alone(model))
-    if made.is_on and reason is not None and not made.blocks:
+    blocks = 0 if "recompute" in plan.settings else len(left_alone(model))
+    if is_on and reason is not None and not blocks:
         raise RefusedError(
             f"{_ADAPT} (--on-oom adapt) at exactness {plan.exactness}",
             f"a run that computes fewer samples at once would be another one: {reason}; and "
@@ -113,4 +113,4 @@ def adapting_of(on_oom: str, job: Job, model: nn.Module, where: Place, order: Or
             "choose before the start what fits (micro_batch or --micro-batch, at exactness bits --shards), more "
             "devices, or leave on_oom out",
         )
-    return made
+    return Adapting(is_on, job.micro_batch, most, reason, blocks)

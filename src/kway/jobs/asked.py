@@ -15,6 +15,7 @@ from kway.errors import RefusedError, UsageError
 from kway.job import Job
 from kway.jobs.alone import refuse_among_ranks
 from kway.jobs.identity import identity_of
+from kway.jobs.threads import lacking
 from kway.launch.blame import check_value
 from kway.planned import device_type
 from kway.planning.candidates import Candidate, Left, candidates, device_sets
@@ -22,12 +23,10 @@ from kway.planning.price import Scaling
 from kway.records import Cluster
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, kind_of
-from kway.strategies.layout import check_model, one_process
+from kway.strategies.layout import AUTO, check_model, one_process
 from kway.training.parts import training_parts
 from kway.training.spec import positive
 from kway.units import counted, shown
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,8 @@ def asked_of(
     node_of = {f"cuda:{gpu['index']}": gpu.get("node", 0) for gpu in cluster.gpus}
 
     def refused(layout: Mapping[str, int], devices: Sequence[str]) -> str:
-        for what, why in needing.items() if one_process(layout) else ():
-            return f"{what}: {why}"
+        if lack := lacking(one_process(layout), needing):
+            return ": ".join(lack)
         if one_process(layout) and len({node_of.get(device, 0) for device in devices}) > 1:
             return "its ranks are threads of one process, and these devices are of several machines"
         if is_here and len(devices) > 1 and not one_process(layout) and not_sent():

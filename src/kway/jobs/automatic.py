@@ -13,7 +13,7 @@ from kway.devices import busy
 from kway.devices.topology import discover
 from kway.errors import NotMeasuredError, UsageError
 from kway.job import Job
-from kway.jobs.asked import AUTO, Asked, asked_of
+from kway.jobs.asked import Asked, asked_of
 from kway.jobs.identity import differs, identity_of
 from kway.jobs.known_costs import Known, gather
 from kway.jobs.place import Place, place
@@ -27,7 +27,7 @@ from kway.records import Training
 from kway.report.plans import trust
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND
-from kway.strategies.layout import one_process
+from kway.strategies.layout import AUTO, one_process
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
 from kway.units import counted, seconds_text, shown

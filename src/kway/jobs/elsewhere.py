@@ -10,7 +10,7 @@ from kway.devices.topology import discover
 from kway.elsewhere.machine import elsewhere
 from kway.elsewhere.moving import moved
 from kway.errors import UsageError
-from kway.jobs.asked import AUTO, Asked
+from kway.jobs.asked import Asked
 from kway.jobs.given import workloads_given
 from kway.jobs.known_costs import Known, profiled
 from kway.jobs.measuring import measure
@@ -18,6 +18,7 @@ from kway.measurements import Measurements
 from kway.planning import doubts
 from kway.planning.candidates import device_sets
 from kway.records import Cluster
+from kway.strategies.layout import AUTO
 
 # What tells how fast this machine is, to compare the other one with.
 RATES = ("compute", "copies")

@@ -15,12 +15,13 @@ from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.asked import Asked
 from kway.jobs.measuring import QUICK_S, measure
-from kway.jobs.profiling import AUTO, NOT_ASKED, USUAL_S, profile
+from kway.jobs.profiling import NOT_ASKED, USUAL_S, profile
 from kway.measurements import Measurements
 from kway.planned import spelled_set
 from kway.planning import doubts
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, KINDS
+from kway.strategies.layout import AUTO
 from kway.training.parts import training_parts
 from kway.tuning.kept import job_facts
 from kway.units import seconds_text

@@ -12,7 +12,7 @@ from kway.devices import busy
 from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_given, truth
-from kway.jobs.asked import AUTO, Asked, asked_of
+from kway.jobs.asked import Asked, asked_of
 from kway.jobs.checking import check as run_each
 from kway.jobs.folder import claimed
 from kway.jobs.given import measurements_given, workloads_given
@@ -22,6 +22,7 @@ from kway.launch.one_run import alone
 from kway.planned import Planned
 from kway.planning import doubts, history
 from kway.planning.order import judged
+from kway.strategies.layout import AUTO
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.units import shown
 

@@ -28,7 +28,7 @@ from kway.profiling.run import Profiler, Wanted
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND, KINDS, check_kind
 from kway.step.seeds import preserved_everywhere
-from kway.strategies.layout import check_model
+from kway.strategies.layout import AUTO, check_model
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.own_data import on_own_data
 from kway.training.parts import training_parts
@@ -36,7 +36,6 @@ from kway.training.surroundings import gpu_name, machine, versions
 from kway.units import shown
 from kway.workload import Workload
 
-AUTO = "auto"
 # What a profile takes, about, where nobody says.
 USUAL_S = 20.0
 MOST_S = 86_400

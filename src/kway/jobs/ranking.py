@@ -104,6 +104,7 @@ def _searched(asked: Asked, known: Known, found: Sequence[Candidate], close: flo
         int(asked.cluster.cpu["usable"]),
         next((flop for flop in flops if flop is not None), None),
         asked.job.title,
+        asked.level,
         close,
     )
 

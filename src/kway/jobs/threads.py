@@ -88,9 +88,15 @@ def _written(value: Any) -> str:
     return f"{value.total_seconds():g} s" if isinstance(value, timedelta) else shown(value)
 
 
+def lacking(in_threads: bool, needing: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the first option for want of which ranks cannot be threads, with its reason; ``None`` where they can."""
+    return next(iter(needing.items()), None) if in_threads else None
+
+
 def check(where: Any, needing: Mapping[str, str]) -> None:
     """Raise ``UsageError`` where the ranks of ``where`` are threads and an option of a run needs processes."""
-    for what, why in needing.items() if where.in_threads else ():
+    if lack := lacking(where.in_threads, needing):
+        what, why = lack
         raise UsageError(
             f"{what} with strategy threads", why, "use strategy data, which has a process a device"
         )

@@ -29,7 +29,7 @@ from kway.jobs.own_code import facts_with_code
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find, optimizer_of, saves_none
-from kway.jobs.tuning import AUTO, STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
+from kway.jobs.tuning import STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.launch.one_run import alone
 from kway.records import Plan, Training
@@ -38,7 +38,7 @@ from kway.step.build import build, load_tensors, made_before
 from kway.step.made import add_made
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
-from kway.strategies.layout import check_model
+from kway.strategies.layout import AUTO, check_model
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.trackers.chosen import EVENTS
 from kway.trackers.protocol import Tracker

@@ -23,7 +23,7 @@ from kway.registry import known
 from kway.report.tuning import choice_text
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND
-from kway.strategies.layout import check_model
+from kway.strategies.layout import AUTO, check_model
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
 from kway.training.spec import TrainSpec
@@ -36,7 +36,6 @@ from kway.tuning.search import Reading, Row
 from kway.tuning.trial import applied
 from kway.units import shown
 
-AUTO = "auto"
 # What ``kway.tune`` takes where nobody says.
 USUAL_S = 60.0
 # Why a run measures nothing that memory or a rank has ended before.
@@ -261,7 +260,9 @@ def _taken_up(tuned: Tuned, wish: Wish, exactness: str) -> list[str]:
     if wish.allowed:
         precision = tuned.choice.get("precision")
         if precision is None:
-            return ["kept nowhere, since other precisions were allowed: tuned without them it is"]
+            return [
+                "kept nowhere, since other precisions were allowed: tune without --allow (allow=) to keep a choice"
+            ]
         return [
             f"kept nowhere, since it is another run: name --precision {precision} (precision={precision!r}) in runs "
             "that are to have it, and tune with it for the rest"

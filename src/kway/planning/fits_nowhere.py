@@ -19,8 +19,9 @@ def fits_nowhere(
     price: Pricer,
     room: Room,
     scaling: Scaling,
+    level: str,
 ) -> UsageError:
-    """Return the error. ``rows``: all that were priced, none of which fits."""
+    """Return the error. ``rows``: all that were priced at this level, none of which fits."""
     candidate, row = min(rows, key=lambda pair: pair[1]["missing_bytes"])
     parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in _largest(row["memory"]))
     near = (
@@ -31,7 +32,7 @@ def fits_nowhere(
     return UsageError(
         f"{title} with a batch of {samples} fits on none of {counted(len(rows), 'candidate')}",
         near,
-        _help(candidate, row, price, room, scaling),
+        _help(candidate, row, price, room, scaling, level),
     )
 
 
@@ -39,7 +40,9 @@ def _largest(memory: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(((name, size) for name, size in memory.items() if size), key=lambda part: -part[1])[:4]
 
 
-def _help(candidate: Candidate, row: dict[str, Any], price: Pricer, room: Room, scaling: Scaling) -> str:
+def _help(
+    candidate: Candidate, row: dict[str, Any], price: Pricer, room: Room, scaling: Scaling, level: str
+) -> str:
     """Say what would help: a smaller batch where one fits, else what takes less than the whole model."""
     has = room(candidate)
     assert has is not None  # what does not fit has a limit
@@ -59,9 +62,8 @@ def _help(candidate: Candidate, row: dict[str, Any], price: Pricer, room: Room, 
         flag = "--batch-size-per-device" if scaling.weak else "--batch-size"
         share = -(-scaling.of(candidate.devices, most) // candidate.devices)
         return (
-            f"what would help: {flag} {most}, or the same batch in parts, --micro-batch {share} (at level math not of "
-            "a model with batch normalisation); kway train --settings recompute=true keeps fewer activations of a "
-            "model made of blocks"
+            f"what would help: {flag} {most}{_in_parts(share, level)}; kway train --settings recompute=true keeps "
+            "fewer activations of a model made of blocks"
         )
     # Of the smallest batch: what shrinks with the samples may hide what does not.
     least = memory(1)
@@ -70,6 +72,15 @@ def _help(candidate: Candidate, row: dict[str, Any], price: Pricer, room: Room, 
         f"a smaller batch does not help, as {bytes_text(fixed)} do not depend on it: what would help is an optimizer "
         "that keeps less state (--optimizer sgd), a smaller model, or devices with more memory"
     )
+
+
+def _in_parts(samples: int, level: str) -> str:
+    """Name the same batch in parts of so many samples, where the level may allow that."""
+    if level == "bits":
+        # Its shards are the parts, and no share is cut further.
+        return ""
+    but = " (not of a model with batch normalisation)" if level == "math" else ""
+    return f", or the same batch in parts, --micro-batch {samples}{but}"
 
 
 def largest(holds: Callable[[int], bool], high: int) -> int:

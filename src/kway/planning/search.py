@@ -34,10 +34,11 @@ def search(
     cores: int,
     flop_per_sample: float | None,
     title: str,
+    level: str,
     close: float = CLOSE,
 ) -> Found:
-    """Price and rank candidates. ``cores``: more CPU ranks are never chosen. ``title``: what errors call the model.
-    ``close``: by which part candidates may differ and not be told apart.
+    """Price and rank candidates. ``cores``: more CPU ranks are never chosen. ``title``: what errors call the model;
+    ``level``: at which exactness they are priced. ``close``: by which part candidates may differ and not be told apart.
 
     Raises ``UsageError`` where nothing can be priced, ``NotMeasuredError`` where only figures are missing for that, and
     where nothing fits: with what is missing and what would help.
@@ -58,7 +59,7 @@ def search(
     rows = [(each, _row(each, cost, room(each), scaling, cores)) for each, cost in priced]
     rows.sort(key=lambda pair: _rank(pair[1]))
     if not any(row["fits"] for _, row in rows):
-        raise fits_nowhere(title, rows, price, room, scaling)
+        raise fits_nowhere(title, rows, price, room, scaling, level)
     table = [row for _, row in rows]
     chosen = _chosen(table, close)
     of = {id(row): each for each, row in rows}

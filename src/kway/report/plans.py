@@ -138,10 +138,7 @@ def _whole(record: Planned) -> list[str]:
         f"chosen     {titled(best)}: {seconds_text(best['step_s'])} a step of {counted(best['batch_size'], 'sample')}"
     ]
     if record.serial_fraction is None and one_device(record.candidates, best) is not None:
-        lines.append(
-            "serial     not known: with fewer samples one device was not timed, or is not as much faster as several "
-            "are predicted to be"
-        )
+        lines.append(f"serial     not known: with fewer samples one device {_no_line(record.candidates)}")
     if record.serial_fraction is not None:
         text = f"serial     {record.serial_fraction:.1%} of a step on one device stays whatever its samples"
         bound = record.amdahl_bound
@@ -149,6 +146,13 @@ def _whole(record: Planned) -> list[str]:
             text + ("" if bound is None else f": more devices are at most {bound:.3g} times as fast (Amdahl)")
         )
     return lines
+
+
+def _no_line(rows: list[dict[str, Any]]) -> str:
+    """Say why no line goes through the times of one device: there are none of other shares, or they are too noisy."""
+    if any(row["break_even"].get("known", True) for row in rows if row["devices"] > 1):
+        return "is not as much faster as several are predicted to be"
+    return "was not timed"
 
 
 def trust(record: Planned) -> list[str]:

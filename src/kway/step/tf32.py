@@ -40,29 +40,35 @@ def _state() -> tuple[Any, ...]:
 def kept() -> Undo:
     """Take note of what is allowed; return what puts it back, but for what torch refuses to tell."""
     before = _state()
-    precision, products, convolutions, *own = before
 
     def put_back() -> None:
-        if _state() == before:
-            return
-        # All of the older way first: it sets the newer one as well.
-        if precision is not None:
-            torch.set_float32_matmul_precision(precision)
-        elif products is not None:
-            torch.backends.cuda.matmul.allow_tf32 = products
-        if convolutions is not None:
-            torch.backends.cudnn.allow_tf32 = convolutions
-        for place, value in zip(_places(), own, strict=True):
-            if place.fp32_precision != value:
-                place.fp32_precision = value
+        if _state() != before:
+            _put_back(before)
 
     return put_back
+
+
+def _put_back(state: tuple[Any, ...]) -> None:
+    precision, products, convolutions, *own = state
+    # All of the older way first: it sets the newer one as well.
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+    elif products is not None:
+        torch.backends.cuda.matmul.allow_tf32 = products
+    if convolutions is not None:
+        torch.backends.cudnn.allow_tf32 = convolutions
+    for place, value in zip(_places(), own, strict=True):
+        # A place tells the same whether it was set or follows all back ends. It is left to follow wherever that gives
+        # the value, so that what is said of all later holds here too.
+        place.fp32_precision = "none"
+        if place.fp32_precision != value:
+            place.fp32_precision = value
 
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """Allow TF32 in products and convolutions on GPUs, or allow nothing but float32 anywhere, while open."""
-    put_back = kept()
+    before = _state()
     try:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
         for place in () if allowed else _places():
@@ -70,4 +76,5 @@ def tf32(allowed: bool) -> Iterator[None]:
                 place.fp32_precision = "ieee"
         yield
     finally:
-        put_back()
+        # Also where it tells what it told before: what followed all back ends may be set now.
+        _put_back(before)

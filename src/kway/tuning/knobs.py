@@ -36,8 +36,9 @@ class Subject:
     ``compiler``: whether torch.compile can work here; ``images``: whether parameters have four dimensions;
     ``attention``: whether the model calls ``scaled_dot_product_attention``; ``forms``: how the optimizer can go over
     its parameters; ``gradient_bytes``; ``waits``: the part of a step in which it waits for input; ``workers``: loader
-    processes of a rank, ``None`` where none may be started; ``micro_batch``: the samples that a device computes at
-    once, and whether they ``may_be_cut`` further; ``named``: what the user has chosen, and is left.
+    processes of a rank, ``None`` where no other number may be tried, and ``no_workers`` says why; ``micro_batch``: the
+    samples that a device computes at once, and whether they ``may_be_cut`` further; ``named``: what the user has
+    chosen, and is left.
     """
 
     device: str
@@ -54,6 +55,7 @@ class Subject:
     gradient_bytes: int = 0
     waits: float = 0.0
     workers: int | None = None
+    no_workers: str = ""
     micro_batch: int = 1
     may_be_cut: bool = False
     named: frozenset[str] = frozenset()
@@ -105,7 +107,7 @@ def _why_not(subject: Subject) -> dict[str, str]:
         "optimizer": "it leaves nothing to choose",
         "step_kind": "no compiler was found",
         "bucket_mib": bits or several,
-        "workers": "the data is in memory, or its samples are others when they are read again, or a step hardly waits",
+        "workers": subject.no_workers or "a step hardly waits for input",
     }
     if subject.device == "cuda":
         return common | {

@@ -13,11 +13,8 @@ from torch import nn
 from kway.comm.group import Group
 from kway.comm.meeting import meeting
 from kway.data.arrays import InMemory
-from kway.data.digest import digest_of
-from kway.data.fetch import Request
 from kway.data.order import KeyedOrder
 from kway.data.parts import Parts
-from kway.data.share import reader
 from kway.data.streams import StreamOrder
 from kway.devices.compilers import missing
 from kway.errors import UsageError, line_of
@@ -31,6 +28,7 @@ from kway.training.parts import training_parts
 from kway.training.wish import Wish
 from kway.tuning.kept import Kept, facts, keep, recall
 from kway.tuning.knobs import Choice, Subject, stages, untried
+from kway.tuning.loading import why_once, workers_of
 from kway.tuning.search import Found, Reading, search
 from kway.tuning.trial import ORDERS, Trials, compiles
 from kway.units import counted
@@ -103,7 +101,7 @@ def tune(
     if plan.exactness == "bits":
         job, plan, own = _one_shard(job, plan, world)
     with status.doing("tune"):
-        subject = _subject(job, plan, model, wish, own, _workers(parts, wish))
+        subject = _subject(job, plan, model, wish, own, *workers_of(parts, wish))
         known = _known(job, plan, model, subject, own, parts) if world.is_main and not wish.allowed else None
         held = recall(known, wish.seconds) if wish.remembers and known is not None else None
         held = group.objects(held)[0]
@@ -113,17 +111,8 @@ def tune(
             # Of no epochs: nothing is to be run. At bits a choice is part of them, whatever the length.
             why = _not_repaid(held, steps) if length[0] and plan.exactness != "bits" else ""
             return Tuned({} if why else held.choice, "remembered", why, made=held.made)
-        if wish.why_not:
-            return Tuned({}, "left", wish.why_not)
-        if wish.seconds is None and not isinstance(parts.dataset, InMemory):
-            # Its copy takes memory, and what it reaches by a global name would change with each sample that is read.
-            return Tuned(
-                {},
-                "left",
-                "samples are made by code of the user's own: tune_seconds asks for it all the same",
-            )
-        if wish.seconds is None and steps < LEAST_STEPS:
-            return Tuned({}, "left", f"a run of fewer than {LEAST_STEPS:,} steps does not repay it")
+        if why := _not_measured(wish, steps, parts):
+            return Tuned({}, "left", why)
         apart, why = _on_own_data(job, world)
         whys = group.objects(why or _not_copied(model, job))
         if any(whys):
@@ -150,8 +139,8 @@ def tune(
             subject = replace(
                 subject, waits=seen.waits, attention=seen.attention, forms=seen.forms, compiler=compiler
             )
-            if subject.workers is not None and not all(group.objects(_repeats(apart))):
-                subject = replace(subject, workers=None)
+            if subject.workers is not None and any(whys := group.objects(why_once(apart))):
+                subject = replace(subject, workers=None, no_workers=next(filter(None, whys)))
             found = search(stages(subject), budget.measure, budget.cost, budget.again, budget.left, start)
         made = datetime.now(UTC).isoformat(timespec="seconds")
         if known is not None and not budget.stopped:
@@ -192,8 +181,19 @@ def _compiling(found: Found, start: Reading, plan: Plan) -> tuple[float, float]:
 
 def _has_more(held: Kept, wish: Wish, steps: int, parts: Parts) -> bool:
     """Whether a run that measures unasked has far more seconds for it than a choice was made in that lacked some."""
-    may = wish.seconds is None and not wish.why_not and isinstance(parts.dataset, InMemory)
-    return may and steps >= LEAST_STEPS and _seconds(wish, steps, held.step_s) > MUCH_MORE * held.seconds
+    if wish.seconds is not None or _not_measured(wish, steps, parts):
+        return False
+    return _seconds(wish, steps, held.step_s) > MUCH_MORE * held.seconds
+
+
+def _not_measured(wish: Wish, steps: int, parts: Parts) -> str:
+    """Return why nothing is measured for a run of so many steps as it was asked for, or ``""``."""
+    if wish.why_not or wish.seconds is not None:
+        return wish.why_not
+    if not isinstance(parts.dataset, InMemory):
+        # Its copy takes memory, and what it reaches by a global name would change with each sample that is read.
+        return "samples are made by code of the user's own: tune_seconds asks for it all the same"
+    return f"a run of fewer than {LEAST_STEPS:,} steps does not repay it" if steps < LEAST_STEPS else ""
 
 
 def _not_repaid(held: Kept, steps: int) -> str:
@@ -215,28 +215,6 @@ def _not_repeatable(parts: Parts) -> str:
     if parts.order.samples < parts.order.batch_size:
         return "there is no whole batch to measure with"
     return ""
-
-
-def _workers(parts: Parts, wish: Wish) -> int | None:
-    """Return the loader processes of a rank, ``None`` where there is no other number of them to try.
-
-    Data in memory is read by indexing. Unasked, code of the user's that runs in the rank is not moved to processes.
-    """
-    if parts.collate is None or (parts.workers == 0 and wish.seconds is None):
-        return None
-    return parts.workers
-
-
-def _repeats(job: Job) -> bool:
-    """Whether a sample is the same when it is read again. Of a data set that draws from a generator of its own, or
-    counts, each worker would draw and count for itself.
-    """
-    parts = training_parts(replace(job, validation=None))[0]
-    read, first = reader(parts, job.seed), Request(0, 0, 0, parts.order.batch(0, 0)[:1])
-    try:
-        return digest_of(read(first)) == digest_of(read(first))
-    except Exception:
-        return False
 
 
 def _on_own_data(job: Job, world: World) -> tuple[Job, str]:
@@ -278,7 +256,7 @@ def _one_shard(job: Job, plan: Plan, world: World) -> tuple[Job, Plan, World]:
 
 
 def _subject(
-    job: Job, plan: Plan, model: nn.Module, wish: Wish, world: World, workers: int | None
+    job: Job, plan: Plan, model: nn.Module, wish: Wish, world: World, workers: int | None, no_workers: str
 ) -> Subject:
     device = torch.device(world.device).type
     parameters = [parameter for _, parameter in model.named_parameters()]
@@ -297,6 +275,7 @@ def _subject(
         images=any(parameter.dim() == 4 for parameter in parameters),
         gradient_bytes=sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
         workers=workers,
+        no_workers=no_workers,
         micro_batch=min(share, job.micro_batch or share),
         may_be_cut=cut,
         named=frozenset(plan.settings).union(
