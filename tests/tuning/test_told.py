@@ -51,6 +51,22 @@ def test_a_run_says_what_was_chosen_for_it(monkeypatch, tuned, said):
     assert notices[0].startswith("optimizer fused, threads 1, ")
 
 
+def test_a_run_says_that_nothing_faster_was_found_for_it(monkeypatch):
+    monkeypatch.setattr("kway.jobs.tuning.tune_on_ranks", lambda *given: Tuned({}, "remembered", made=MADE))
+    run, notices = trained()
+    assert run.record.settings == {}
+    assert notices[0].startswith("steps run as they are: on 2026-11-29 nothing was found that is faster")
+
+
+@pytest.mark.usefixtures("short")
+def test_what_is_tuned_beside_busy_programs_says_so(monkeypatch):
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "1.8 of 2 processors")
+    said = []
+    record = kway.tune(job(), devices="cpu:1", say=said.append)
+    for lines in (said, record.notices):
+        assert lines[0].startswith("other programs keep 1.8 of 2 processors busy")
+
+
 @pytest.mark.parametrize(
     ("choice", "more", "said"),
     [

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from kway.checkpoints.reading import open_checkpoint
+from kway.devices import busy
+from kway.devices.topology import discover
 from kway.errors import UsageError
 from kway.job import PRECISIONS, Job
 from kway.jobs.arguments import check_job, truth
@@ -100,10 +102,14 @@ def tune(
         if out is not None:
             # Claimed once for all ranks, the first of which names it.
             folder = on_main(where, lambda: str(stack.enter_context(claimed(out, "tune.json"))))
+        waits = busy.said(busy.taken(discover().cpu["usable"])) if where.is_main else []
+        for line in waits:
+            say(line)
         tuned, gpus = where.run(
             tune_rank, sent, where.plan, wish, own, on_event=lambda event: say(event["text"]), ranks=ranks
         )[0]
         record = record_of(job, where, parts.order.batch_size, tuned, wish, gpus)
+        record = replace(record, notices=[*waits, *record.notices])
         if folder is not None and where.is_main:
             record.save(Path(folder))
     return record
@@ -210,7 +216,12 @@ def _lines(tuned: Tuned, wish: Wish) -> list[str]:
     if tuned.how == "remembered" and tuned.why:
         return [f"steps run as they are: {tuned.why} (--step-kind compiled: all the same)"]
     if tuned.how == "remembered":
-        return [f"{text}, as measured on {tuned.made[:10]} (--no-tune: as it is)"] if tuned.choice else []
+        if tuned.choice:
+            return [f"{text}, as measured on {tuned.made[:10]} (--no-tune: as it is)"]
+        return [
+            f"steps run as they are: on {tuned.made[:10]} nothing was found that is faster "
+            "(kway tune --refresh measures anew)"
+        ]
     if tuned.how == "left":
         # A run that nobody asked to tune, and that tried nothing, has nothing to say.
         return [f"not tuned: {tuned.why}"] if tuned.seconds or wish.seconds is not None else []
