@@ -23,7 +23,7 @@ from torch import nn
 
 # How deep it is looked; entries of one container, of a larger one their number alone; and entries of all together.
 DEPTH, _MOST_OF_ONE, _MOST = 4, 256, 4096
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # What torch and Python keep of their own accord changes without a meaning, as the cache of a logger.
 _NOT_THE_USERS = sys.stdlib_module_names | {"torch", "kway"}
 _NAMESPACES = (SimpleNamespace, Namespace, UserDict, UserList)
@@ -82,7 +82,7 @@ class Contents:
         seen = {id(module) for module in known}
         while self._waiting and self._left > 0:
             root = self._waiting.popleft()
-            if type(root.value) in _PLAIN or id(root.value) in seen:
+            if type(root.value) in PLAIN or id(root.value) in seen:
                 continue
             seen.add(id(root.value))
             try:
@@ -136,7 +136,7 @@ class Contents:
             self._waiting += (
                 root._replace(value=entry, path=root.path + _way(names, inside, number), depth=root.depth - 1)
                 for number, entry in enumerate(inside)
-                if type(entry) not in _PLAIN
+                if type(entry) not in PLAIN
             )
 
 
@@ -146,13 +146,16 @@ def same(now: Collection[Any], known: Collection[Any]) -> bool:
 
 
 def alike(one: Any, other: Any, depth: int = DEPTH) -> bool:
-    """Whether these are one object, or plain values, or tuples and lists of such, that say the same."""
+    """Whether these are one object, or plain values, or containers of such, that say the same."""
     kind = type(one)
     if one is other or kind is not type(other):
         return one is other
-    if kind in (tuple, list):
-        few = len(one) == len(other) <= _MOST_OF_ONE
-        return few and depth > 0 and all(alike(a, b, depth - 1) for a, b in zip(one, other, strict=True))
+    # Those that hold nothing beside their entries, as shapes do.
+    if issubclass(kind, (tuple, list, dict)) and not kind.__dictoffset__:
+        holder, pair = _holding(one), _holding(other)
+        return holder.size == pair.size <= _MOST_OF_ONE and _all_alike(
+            holder.read(one), pair.read(other), depth
+        )
     for text in (float, complex):
         if issubclass(kind, text):
             # Of which a NaN is equal to itself, and a zero not to that of the other sign.
@@ -162,7 +165,15 @@ def alike(one: Any, other: Any, depth: int = DEPTH) -> bool:
             return plain.__eq__(one, other) is True
     if issubclass(kind, np.generic):
         return bool(one.dtype == other.dtype and one.tobytes() == other.tobytes())
-    return kind is MethodType and one.__func__ is other.__func__ and one.__self__ is other.__self__
+    if kind is MethodType:
+        return one.__func__ is other.__func__ and one.__self__ is other.__self__
+    if kind is partial:
+        return _all_alike((one.func, one.args, one.keywords), (other.func, other.args, other.keywords), depth)
+    return kind is torch.device and bool(one == other)
+
+
+def _all_alike(one: Collection[Any], other: Collection[Any], depth: int) -> bool:
+    return depth > 0 and all(alike(a, b, depth - 1) for a, b in zip(one, other, strict=True))
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, str]]:

@@ -19,11 +19,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from kway.step.contents import DEPTH, Contents, Root, alike, same
+from kway.step.contents import DEPTH, PLAIN, Contents, Root, alike, same
 from kway.step.seeds import Keyed, has_drawn
 
 Tensor = torch.Tensor
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _KWAY = Path(__file__).resolve().parents[1]
 # Looked at elsewhere; the last is what a compiled step runs.
 _TABLES = frozenset({"_parameters", "_buffers", "_modules", "_compiled_call_impl"})
@@ -91,11 +90,18 @@ class _Held:
             if name not in _TABLES
         ]
         roots = [Root(value, partial(_kept, _title(value)), "", depth, _is_ours(value)) for value in around]
-        self._contents = Contents([*inside, *roots], modules.values())
-        self.failed = self._contents.failed
+        # Each to its end: a model that holds much must not hide what a loss counts.
+        self._contents = Contents(inside, modules.values())
+        self._around = Contents(roots, modules.values())
+        self.failed = self._contents.failed or self._around.failed
 
     def unchanged(self) -> bool:
-        return all(same(own.values(), known) for own, known in self._known) and self._contents.unchanged()
+        """Whether all are the same objects, or say the same."""
+        return (
+            all(same(own.values(), known) for own, known in self._known)
+            and self._contents.unchanged()
+            and self._around.unchanged()
+        )
 
     def change(self) -> str | None:
         """Say what is another object or number now, or ``None``."""
@@ -103,7 +109,7 @@ class _Held:
             for name in {**known, **now}:
                 if name not in known or name not in now or not alike(now[name], known[name]):
                     return _of_the_model(_joined(path, name))
-        return self._contents.change()
+        return self._contents.change() or self._around.change()
 
 
 class HostState:
@@ -283,4 +289,4 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(_text(item) for item in value)}]"
     # Of what cannot be written down as a number or a word only the kind is known: a generator, a process group.
-    return repr(value) if isinstance(value, (*_PLAIN, torch.dtype, torch.device)) else type(value).__name__
+    return repr(value) if isinstance(value, (*PLAIN, torch.dtype, torch.device)) else type(value).__name__
