@@ -61,13 +61,14 @@ class _Holder(NamedTuple):
 
 
 class Contents:
-    """Which objects and numbers lie in ``roots``, a few levels deep, but for modules among ``known``.
+    """Which objects and numbers lie in some roots, a few levels deep, but for modules among ``known``.
 
+    ``groups``: roots that have a limit of entries together: what holds much hides nothing in the next group.
     What a function closes over counts. Tensors count as objects: work that was recorded reads their numbers itself.
     ``failed`` says what could not be looked at.
     """
 
-    def __init__(self, roots: Iterable[Root], known: Iterable[nn.Module] = ()) -> None:
+    def __init__(self, *groups: Iterable[Root], known: Collection[nn.Module] = ()) -> None:
         self.failed: str | None = None
         # Held, so that no other object can take the place of one.
         self._full: list[tuple[Any, Read, Sequence[Any]]] = []
@@ -77,6 +78,32 @@ class Contents:
         # What says where these are: of the full ones, and of all others with their sizes.
         self._where: list[tuple[Root, Names]] = []
         self._bare: list[tuple[Root, Any, int]] = []
+        for roots in groups:
+            self._look_into(roots, known)
+
+    def unchanged(self) -> bool:
+        """Whether the same lies there."""
+        return (
+            not any(self._empty)
+            and (not self._sizes or all(size(value) == known for value, size, known in self._sizes))
+            and all(same(read(value), known) for value, read, known in self._full)
+        )
+
+    def change(self) -> str | None:
+        """Say where something else lies now, or ``None``."""
+        for root, value, size in self._bare:
+            if _container(type(value)).__len__(value) != size:
+                return _place(root)
+        for (root, names), (value, read, known) in zip(self._where, self._full, strict=True):
+            now = read(value)
+            if not same(now, known):
+                pairs = enumerate(zip(now, known, strict=False))
+                number = next((n for n, (a, b) in pairs if not alike(a, b)), None)
+                one = number is not None and len(now) == len(known)
+                return _place(root, _way(names, known, number or 0) if one else "")
+        return None
+
+    def _look_into(self, roots: Iterable[Root], known: Collection[nn.Module]) -> None:
         self._left = _MOST
         self._waiting = deque(roots)
         seen = {id(module) for module in known}
@@ -95,28 +122,6 @@ class Contents:
                         self._add(root, holder)
             except Exception as error:
                 self.failed = self.failed or f"{_place(root)} cannot be looked at ({type(error).__name__})"
-
-    def unchanged(self) -> bool:
-        """Whether the same lies there."""
-        return (
-            not any(self._empty)
-            and all(size(value) == known for value, size, known in self._sizes)
-            and all(same(read(value), known) for value, read, known in self._full)
-        )
-
-    def change(self) -> str | None:
-        """Say where something else lies now, or ``None``."""
-        for root, value, size in self._bare:
-            if _container(type(value)).__len__(value) != size:
-                return _place(root)
-        for (root, names), (value, read, known) in zip(self._where, self._full, strict=True):
-            now = read(value)
-            if not same(now, known):
-                pairs = enumerate(zip(now, known, strict=False))
-                number = next((n for n, (a, b) in pairs if not alike(a, b)), None)
-                one = number is not None and len(now) == len(known)
-                return _place(root, _way(names, known, number or 0) if one else "")
-        return None
 
     def _add(self, root: Root, holder: _Holder) -> None:
         value, read, size, names = holder

@@ -91,17 +91,12 @@ class _Held:
         ]
         roots = [Root(value, partial(_kept, _title(value)), "", depth, _is_ours(value)) for value in around]
         # Each to its end: a model that holds much must not hide what a loss counts.
-        self._contents = Contents(inside, modules.values())
-        self._around = Contents(roots, modules.values())
-        self.failed = self._contents.failed or self._around.failed
+        self._contents = Contents(inside, roots, known=[*modules.values()])
+        self.failed = self._contents.failed
 
     def unchanged(self) -> bool:
         """Whether all are the same objects, or say the same."""
-        return (
-            all(same(own.values(), known) for own, known in self._known)
-            and self._contents.unchanged()
-            and self._around.unchanged()
-        )
+        return all(same(own.values(), known) for own, known in self._known) and self._contents.unchanged()
 
     def change(self) -> str | None:
         """Say what is another object or number now, or ``None``."""
@@ -109,7 +104,7 @@ class _Held:
             for name in {**known, **now}:
                 if name not in known or name not in now or not alike(now[name], known[name]):
                     return _of_the_model(_joined(path, name))
-        return self._contents.change() or self._around.change()
+        return self._contents.change()
 
 
 class HostState:
