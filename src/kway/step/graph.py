@@ -119,8 +119,10 @@ class GraphedStep:
         """Take optimizer step number ``step`` on a share: see ``StepCore.run``."""
         core = self.core
         self._begun = True
-        if core.prepare(share) or (self._attributes is not None and not self._attributes.unchanged()):
-            self._void("attributes of the model, its parameters, or what loss, penalty and metrics hold")
+        if core.prepare(share):
+            self._void("parameters of the model, or attributes of the loss, keep")
+        elif self._attributes is not None and not self._attributes.unchanged():
+            self._void(f"{self._attributes.change() or 'the order of attributes'} keeps")
         self._rates.adapt()
         self._rates.fill()
         form = self._form(share, tally)
@@ -160,13 +162,13 @@ class GraphedStep:
 
     def _form(self, share: Share, tally: Tally | None) -> Hashable | None:
         if self._in_vain > _MOST_IN_VAIN:
-            self._deny(f"steps are not recorded: {self._changing} keep changing between them")
+            self._deny(f"steps are not recorded: {self._changing} changing between them")
             return None
         options = self._rates.options()
         if self._options is not None and options != self._options:
             names = ", ".join(changed(self._options, options)) or "which parameters there are"
             taken = self._taken
-            self._void(f"options of the optimizer beside its learning rate ({names})")
+            self._void(f"options of the optimizer beside its learning rate ({names}) keep")
             # Nothing happens anew but the recording.
             self._taken = taken
         self._options = options
@@ -179,7 +181,7 @@ class GraphedStep:
         return form
 
     def _void(self, what: str) -> None:
-        """Forget recordings since something has changed between steps: ``what``, if that goes on."""
+        """Forget recordings since something has changed between steps: ``what``, with its verb, if that goes on."""
         self._in_vain = self._in_vain + 1 if self._replays < _FEW_REPLAYS else 0
         self._changing = what
         self.forget()
@@ -320,7 +322,7 @@ class GraphedStep:
         return [*job.metrics.values(), *([] if job.penalty is None else [job.penalty])]
 
     def _host_state(self) -> HostState:
-        return HostState(self.core.model, [self.core.rule, *self._around])
+        return HostState(self.core.model, [self.core.job.loss, self.core.rule, *self._around])
 
     def _own_tally(self, tally: Tally | None) -> Tally | None:
         """Return a tally that a step fills from the start, if it fills one: a recording adds to the same always."""

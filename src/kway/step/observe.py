@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType, TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -19,13 +19,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from kway.step.contents import Contents, same
+from kway.step.contents import DEPTH, PLAIN, Contents, Root, alike, same
 from kway.step.seeds import Keyed, has_drawn
 
 Tensor = torch.Tensor
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _KWAY = Path(__file__).resolve().parents[1]
-_DEPTH = 3
 # Looked at elsewhere; the last is what a compiled step runs.
 _TABLES = frozenset({"_parameters", "_buffers", "_modules", "_compiled_call_impl"})
 # A loss module lies in what follows it, in what a rule closes over.
@@ -72,6 +70,43 @@ class OperationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None
 
 
+class _Held:
+    """Which objects the modules of a model hold as attributes and buffers, and what lies in these and in ``around``.
+
+    ``failed`` says what could not be looked at.
+    """
+
+    def __init__(self, model: nn.Module, around: Sequence[Any], depth: int) -> None:
+        modules = dict(model.named_modules())
+        # Held, so that no other object can take the place of one.
+        own = [(path, vars(module), dict(vars(module))) for path, module in modules.items()]
+        buffers = [(path, table["_buffers"], dict(table["_buffers"])) for path, table, _ in own]
+        self._tables = [*own, *buffers]
+        self._known = [(table, [*known.values()]) for _, table, known in self._tables]
+        inside = [
+            Root(value, _of_the_model, _joined(path, name))
+            for path, _, known in own
+            for name, value in known.items()
+            if name not in _TABLES
+        ]
+        roots = [Root(value, partial(_kept, _title(value)), "", depth, _is_ours(value)) for value in around]
+        # Each to its end: a model that holds much must not hide what a loss counts.
+        self._contents = Contents(inside, roots, known=[*modules.values()])
+        self.failed = self._contents.failed
+
+    def unchanged(self) -> bool:
+        """Whether all are the same objects, or say the same."""
+        return all(same(own.values(), known) for own, known in self._known) and self._contents.unchanged()
+
+    def change(self) -> str | None:
+        """Say what is another object or number now, or ``None``."""
+        for path, now, known in self._tables:
+            for name in {**known, **now}:
+                if name not in known or name not in now or not alike(now[name], known[name]):
+                    return _of_the_model(_joined(path, name))
+        return self._contents.change()
+
+
 class HostState:
     """What the host keeps of a model, and of the functions around it, between two steps.
 
@@ -79,25 +114,12 @@ class HostState:
     """
 
     def __init__(self, model: nn.Module, others: Sequence[Any] = ()) -> None:
-        self._model, self._others = model, others
-        self._before = self._now()
+        self._held = _Held(model, others, _DEPTH_AROUND)
 
     def change(self) -> str | None:
-        """Say what has changed since it was made, or ``None``."""
-        now = self._now()
-        for name in {**self._before, **now}:
-            if not _same(self._before.get(name), now.get(name)):
-                return f"{name} changes from one step to the next"
-        return None
-
-    def _now(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for path, module in self._model.named_modules():
-            found |= {f"{name!r} of the model": value for name, value in _of_module(path, module)}
-        for other in self._others:
-            title = getattr(other, "__name__", type(other).__name__)
-            found[f"what {title} keeps"] = _kept(other, _DEPTH_AROUND, closures=True)
-        return found
+        """Say what has changed since it was made, or what could not be looked at, or ``None``."""
+        changed = self._held.change()
+        return f"{changed} changes from one step to the next" if changed else self._held.failed
 
 
 class Attributes:
@@ -110,23 +132,21 @@ class Attributes:
     """
 
     def __init__(self, model: nn.Module, around: Sequence[Any] = ()) -> None:
-        modules = [*model.modules()]
-        held = [vars(module) for module in modules]
-        inside = [value for own in held for name, value in own.items() if name not in _TABLES]
-        self._contents = Contents([*inside, *around], modules)
-        # Held, so that no other object can take the place of one.
-        self._known = [(own, [*own.values()]) for own in [*held, *(module["_buffers"] for module in held)]]
+        self._held = _Held(model, around, DEPTH)
         named = [*model.named_parameters(), *model.named_buffers()]
-        self._placed = [tensor for _, tensor in named if _has_address(tensor)]
+        placed = [(name, tensor) for name, tensor in named if _has_address(tensor)]
+        self._names, self._placed = [name for name, _ in placed], [tensor for _, tensor in placed]
         self._addresses = [*map(Tensor.data_ptr, self._placed)]
 
     def unchanged(self) -> bool:
         """Whether all of them are the same objects, in the same memory, or the same numbers."""
-        return (
-            all(same(own.values(), known) for own, known in self._known)
-            and [*map(Tensor.data_ptr, self._placed)] == self._addresses
-            and self._contents.unchanged()
-        )
+        return [*map(Tensor.data_ptr, self._placed)] == self._addresses and self._held.unchanged()
+
+    def change(self) -> str | None:
+        """Say what of them is another one now, or ``None``."""
+        now = map(Tensor.data_ptr, self._placed)
+        moved = (n for n, a, b in zip(self._names, now, self._addresses, strict=True) if a != b)
+        return self._held.change() or next((f"the memory of {_of_the_model(name)}" for name in moved), None)
 
 
 class Watched(Keyed):
@@ -213,68 +233,26 @@ def _states() -> tuple[Any, ...]:
     )
 
 
-class _Same:
-    """Stands for an object that can only be compared by identity, and holds it: no other gets its address."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+def _of_the_model(path: str) -> str:
+    return f"{path!r} of the model"
 
 
-def _of_module(path: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(module).items():
-        if name in ("_parameters", "_modules", "_compiled_call_impl"):
-            continue
-        if name == "_buffers":
-            yield from ((_joined(path, buffer), _Same(held)) for buffer, held in value.items())
-        else:
-            yield _joined(path, name), _kept(value, _DEPTH)
+def _kept(title: str, path: str) -> str:
+    return f"what {title} keeps" + (f" ({path})" if path else "")
 
 
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _kept(value: Any, depth: int, closures: bool = False) -> Any:
-    """Return what changes with a value: plain ones by themselves, containers and plain objects by what is in them,
-    tensors and all others by identity. ``closures``: look also into what functions close over.
-    """
-    inner = partial(_kept, depth=depth - 1, closures=closures)
-    if isinstance(value, _PLAIN):
-        return (type(value), repr(value))
-    if isinstance(value, torch.Tensor | type | ModuleType) or not depth:
-        return _Same(value)
-    if isinstance(value, nn.Module):
-        own = {k: v for k, v in vars(value).items() if not k.startswith("_")}
-        return (_Same(value), inner({**own, **value._buffers}) if depth > 1 else None)
-    if isinstance(value, dict):
-        return tuple((repr(key), inner(item)) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return tuple(map(inner, value))
-    if isinstance(value, partial):
-        return (inner(value.func), inner(value.args), inner(value.keywords))
-    if isinstance(value, MethodType):
-        return (_Same(value.__func__), inner(value.__self__))
-    if isinstance(value, FunctionType):
-        return (_Same(value), *(inner(_content(cell)) for cell in value.__closure__ or () if closures))
-    inside = getattr(value, "__dict__", None)
-    return (_Same(value), inner(inside)) if isinstance(inside, dict) else _Same(value)
+def _title(value: Any) -> str:
+    # Objects of the user's may have any way of answering.
+    name = value.__name__ if isinstance(value, FunctionType) else type(value).__name__
+    return str(name)
 
 
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _same(one: Any, other: Any) -> bool:
-    return bool(one == other)
+def _is_ours(value: Any) -> bool:
+    return str(type(value).__module__).partition(".")[0] == "kway"
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -306,4 +284,4 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(_text(item) for item in value)}]"
     # Of what cannot be written down as a number or a word only the kind is known: a generator, a process group.
-    return repr(value) if isinstance(value, (*_PLAIN, torch.dtype, torch.device)) else type(value).__name__
+    return repr(value) if isinstance(value, (*PLAIN, torch.dtype, torch.device)) else type(value).__name__
