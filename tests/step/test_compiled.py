@@ -18,6 +18,7 @@ from kway.step.endings import as_they_are
 from kway.step.graph import GraphedStep
 from kway.step.losses import rule_for, summed
 from kway.step.observe import HostState
+from kway.step.presence import Presence
 
 pytestmark = pytest.mark.skipif(missing("cpu") is not None, reason=f"torch.compile: {missing('cpu')}")
 
@@ -88,7 +89,8 @@ def test_a_hook_on_a_loss_that_comes_after_another_run_counts():
     # Compiled code is kept by function: that for a loss without the hook is there, for the same class.
     rule = rule_for(nn.MSELoss(), CPU)
     whole = SimpleNamespace(gathered=lambda: None)
-    core = SimpleNamespace(model=nn.Linear(1, 1), kept=None, rule=rule, device=CPU, whole_batch=whole)
+    own = {"kept": None, "rule": rule, "device": CPU, "whole_batch": whole, "presence": Presence()}
+    core = SimpleNamespace(model=nn.Linear(1, 1), **own)
     compiled = torch.compile(summed, backend="eager", dynamic=False)
     with compiling(core, SimpleNamespace(kind="eager")):
         for hooked, wanted in ((False, 11.0), (True, 22.0)):

@@ -50,19 +50,7 @@ def several_values(model: nn.Module, place: int, shares: int, presence: Presence
         def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
             x = args[0] if args else None
             if module.training and isinstance(x, torch.Tensor) and x.dim() > 1 and x.numel() == x.size(1):
-                cut = f" in {presence.pieces} micro-batches" if presence.pieces > 1 else ""
-                ways = [
-                    *(["a larger micro_batch"] if cut else []),
-                    "another batch size",
-                    *(["fewer devices", "exactness math"] if shares > 1 else []),
-                ]
-                raise RefusedError(
-                    f"batch normalisation (layer {name!r}) of one value a channel, input {tuple(x.shape)}, on rank "
-                    f"{place} of {shares}, which holds {presence.samples} of the {presence.total} samples of a "
-                    f"batch{cut}",
-                    "training needs more than 1 value, and at exactness loose each device uses its own",
-                    f"use {' or '.join(ways)}",
-                )
+                presence.refuse_one_value(name, tuple(x.shape), place, shares)
 
         return hook
 

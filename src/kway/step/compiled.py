@@ -176,6 +176,7 @@ def compiling(
             if "forward" in vars(module) and module not in seen:
                 _leave_out(module, "forward", undo)
         _leave_out(core.whole_batch, "gathered", undo)
+        _leave_out(core.presence, "refuse_one_value", undo)
         follow_weights(core.model, undo)
         yield CompiledStep(core, inner, options, pieces)
 

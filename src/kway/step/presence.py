@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kway.data.share import Share
+from kway.errors import RefusedError
 from kway.step.accompany import Meeting
 from kway.step.arithmetic import Arithmetic
 
@@ -34,6 +35,24 @@ class Presence:
             yield
         finally:
             self.apart = False
+
+    def refuse_one_value(self, layer: str, shape: tuple[int, ...], place: int, shares: int) -> None:
+        """Raise ``RefusedError`` for a layer that gets one value a channel on the share at ``place`` of ``shares``.
+
+        A compiler leaves it out: of what is raised inside of its own code some versions make an error of theirs.
+        """
+        cut = f" in {self.pieces} micro-batches" if self.pieces > 1 else ""
+        ways = [
+            *(["a larger micro_batch"] if cut else []),
+            "another batch size",
+            *(["fewer devices", "exactness math"] if shares > 1 else []),
+        ]
+        raise RefusedError(
+            f"batch normalisation (layer {layer!r}) of one value a channel, input {shape}, on rank {place} of "
+            f"{shares}, which holds {self.samples} of the {self.total} samples of a batch{cut}",
+            "training needs more than 1 value, and at exactness loose each device uses its own",
+            f"use {' or '.join(ways)}",
+        )
 
     def take(self, share: Share) -> None:
         """Take up another share."""
