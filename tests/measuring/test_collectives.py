@@ -1,6 +1,7 @@
 """Collectives: that they are what they are called, what their times say, and one real measurement in small."""
 
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -187,3 +188,34 @@ def test_behind_work_small_collectives_of_gpus_take_less_than_their_launches():
     }
     assert 0 < taken[1024] < taken[1 << 20]
     assert taken[1024] < reading.timings[title("all-reduce", 1024)].seconds
+
+
+def test_a_collective_behind_work_is_timed_from_when_the_ranks_have_met(monkeypatch):
+    """With a double of the GPU's clock and queue."""
+    done = []
+
+    class Event:
+        def __init__(self, **_):
+            pass
+
+        def record(self):
+            done.append("clock")
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return 1.0
+
+    monkeypatch.setattr(torch.cuda, "device", lambda place: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda place: None)
+    monkeypatch.setattr(behind_work, "launched", lambda call, wait: lambda count: 1e-4)
+    work = behind_work.queued(lambda: done.append("sum"), lambda: done.append("busy"), "cuda:0")
+    # Work of 0.05 ms, eight times: four times as long as the launches.
+    assert work(3) == 1e-3
+    busy = 8
+    assert done[-busy - 6 :] == ["busy"] * busy + ["sum", "clock", "sum", "sum", "sum", "clock"]
+    done.clear()
+    assert work(behind_work.BURST + 1) == 2e-3
+    assert done.count("sum") == behind_work.BURST + 1 + 2

@@ -59,19 +59,12 @@ def queued(call: Call, busy: Call, device: str) -> Work:
     place = torch.device(device)
     times: list[int] = []
 
-    def burst(count: int) -> float:
-        with torch.cuda.device(place):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize(place)
-            for _ in range(times[0]):
-                busy()
-            call()
-            start.record()
-            for _ in range(count):
-                call()
-            stop.record()
-            stop.synchronize()
-            return float(start.elapsed_time(stop)) / 1e3
+    def before() -> None:
+        for _ in range(times[0]):
+            busy()
+        call()
+
+    burst = on_stream(call, place, before)
 
     def run(count: int) -> float:
         if not times:

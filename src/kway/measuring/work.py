@@ -68,13 +68,17 @@ def launched(call: Call, wait: Call, clock: Clock = time.perf_counter, queue: in
     return run
 
 
-def on_stream(call: Call, device: torch.device) -> Work:
-    """Make work of a call that puts everything on the current stream of a GPU: the GPU's own clock counts."""
+def on_stream(call: Call, device: torch.device, before: Call = lambda: None) -> Work:
+    """Make work of a call that puts everything on the current stream of a GPU: the GPU's own clock counts.
+
+    ``before``: what is put there first, and does not count.
+    """
 
     def run(count: int) -> float:
         with torch.cuda.device(device):
             start, stop = _event(), _event()
             torch.cuda.synchronize(device)
+            before()
             start.record()
             for _ in range(count):
                 call()
