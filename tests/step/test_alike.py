@@ -9,6 +9,8 @@ import torch
 from tests.step.recorded import Net, Scaled, opened, share
 from tests.step.test_contents import closing, looking
 
+from kway.step.alike import alike
+
 
 class Pair(NamedTuple):
     one: float
@@ -33,6 +35,9 @@ ANEW = {
     "method": lambda: OWNER.steps,
     "scalar": lambda: np.float32(1.5),
     "integer of NumPy": lambda: [np.int64(1000)],
+    "set": lambda: {1, 2.5, "a" * 3},
+    "range": lambda: range(0, 1000, 3),
+    "slice": lambda: (slice(0, 1000), slice(None, 2.5)),
 }
 
 
@@ -89,3 +94,15 @@ def test_a_list_put_anew_is_followed_as_the_one_before():
     assert look.unchanged()
     held["own"][0] = 3.0
     assert not look.unchanged()
+
+
+def test_containers_that_lie_in_each_other_many_times_over_are_given_up():
+    def nested():
+        entry = [1.0]
+        for _ in range(4):
+            entry = [entry] * 250
+        return entry
+
+    # All of them would be four thousand million numbers.
+    assert not alike(nested(), nested())
+    assert alike([[1.0] * 60] * 60, [[1.0] * 60] * 60)

@@ -13,11 +13,11 @@ from torch import nn
 import kway
 from kway.devices.compilers import missing
 from kway.report.timeline import PARTS
+from kway.step.attributes import HostState
 from kway.step.compiled import CompiledStep, compiling
 from kway.step.endings import as_they_are
 from kway.step.graph import GraphedStep
 from kway.step.losses import rule_for, summed
-from kway.step.observe import HostState
 from kway.step.presence import Presence
 
 pytestmark = pytest.mark.skipif(missing("cpu") is not None, reason=f"torch.compile: {missing('cpu')}")

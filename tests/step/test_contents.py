@@ -13,9 +13,9 @@ import torch
 from tests.step.recorded import Net, Scaled, after, opened, share
 from torch import nn
 
+from kway.step.attributes import HostState
 from kway.step.contents import Contents, Root
 from kway.step.graph import MOST_FORMS, GraphedStep
-from kway.step.observe import HostState
 
 
 class Config:

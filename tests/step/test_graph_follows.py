@@ -8,8 +8,8 @@ import torch
 from tests.step.recorded import Net, Scaled, after, opened, share
 from torch import nn
 
+from kway.step.attributes import Attributes
 from kway.step.graph import GraphedStep
-from kway.step.observe import Attributes
 
 
 @dataclass

@@ -80,7 +80,7 @@ class GlobalNorm:
     """Computes one layer with the statistics of all ranks: see ``global_forward``.
 
     ``traced``: what a compiler sees of it while a step is compiled (``seen_by_compiler``), ``None`` where it
-    sees nothing. What this holds is no part of what the host keeps of a step (``kway.step.observe``).
+    sees nothing. What this holds is no part of what the host keeps of a step (``kway.step.attributes``).
     """
 
     __slots__ = ("as_it_is", "group", "module", "name", "presence", "traced", "was_traced")

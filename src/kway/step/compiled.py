@@ -103,7 +103,7 @@ class CompiledStep:
 class _OrAsItIs:
     """A small function, compiled, that is run as it is from then on where it turns out that it does not compile.
 
-    What it holds is no part of what the host keeps of a step (``observe``): it changes nothing but speed.
+    What it holds is no part of what the host keeps of a step (``attributes``): it changes nothing but speed.
     """
 
     __slots__ = ("compiled", "notices", "plain")

@@ -13,9 +13,10 @@ import torch
 
 from kway.data.loader import Share
 from kway.errors import UsageError
+from kway.step.attributes import Attributes, HostState
 from kway.step.core import StepCore
 from kway.step.fixed import FixedInputs, UnsuitedError, form_of
-from kway.step.observe import Attributes, HostState, NoLog, OperationLog, Watched, waits
+from kway.step.observe import NoLog, OperationLog, Watched, waits
 from kway.step.outcome import Outcome
 from kway.step.rates import Options, Rates, changed
 from kway.step.reads import why_read
@@ -86,6 +87,7 @@ class GraphedStep:
         self.notices: list[str] = []
         self._recorder: Recorder = CudaRecorder(core.device) if recorder is None else recorder
         self._traced = traced
+        self._elsewhere = core.device.type != "cpu"
         self._rates = Rates(core.optimizer, core.model)
         self._outside = self._rates.outside
         if core.scaler is not None:
@@ -284,7 +286,10 @@ class GraphedStep:
         self._seen.pop(form)
         self._ever = True
         if self._attributes is None:
-            self._attributes = Attributes(core.model, [core.job.loss, *self._around])
+            optimizer = None if self._outside else core.optimizer
+            self._attributes = Attributes(
+                core.model, [core.job.loss, *self._around], optimizer, self._elsewhere
+            )
         return made
 
     def _again(self, made: _Recorded, share: Share, step: int, tally: Tally | None) -> Outcome:
@@ -322,7 +327,8 @@ class GraphedStep:
         return [*job.metrics.values(), *([] if job.penalty is None else [job.penalty])]
 
     def _host_state(self) -> HostState:
-        return HostState(self.core.model, [self.core.job.loss, self.core.rule, *self._around])
+        others = [self.core.job.loss, self.core.rule, *self._around]
+        return HostState(self.core.model, others, self._elsewhere)
 
     def _own_tally(self, tally: Tally | None) -> Tally | None:
         """Return a tally that a step fills from the start, if it fills one: a recording adds to the same always."""

@@ -152,7 +152,7 @@ class ShardStatistics:
 
     def _table(self, counts: tuple[tuple[int, ...], ...]) -> Tensor:
         """Make a table of counts on the device, for which nothing waits. Once for each form of a batch."""
-        # No part of what makes two steps alike: see ``observe``.
+        # No part of what makes two steps alike: see ``attributes``.
         with _disable_current_modes():
             table = torch.zeros(self._counts.shape, dtype=torch.float64, device=self._device)
             for shard, *row in counts:
