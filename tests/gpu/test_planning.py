@@ -51,6 +51,7 @@ def test_every_step_kind_is_planned_with_the_memory_that_it_takes(one, model):
     assert found == {kind: pytest.approx(1, abs=0.1) for kind in KINDS}
 
 
+@pytest.mark.timeout(300)
 def test_two_gpus_are_planned_in_every_step_kind(two):
     planned = kway.plan(job(), devices=f"cuda:0 {two}", strategy="single,data")
     rows = {(row["strategy"], row["step_kind"]): row for row in planned.candidates}

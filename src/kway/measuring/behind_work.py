@@ -22,8 +22,9 @@ from kway.measuring.work import Call, launched, on_stream, waiter
 # Collectives that are queued at once, and how many times as long as their launches the work before them takes: that has
 # to be launched as well, and a rank may be slower to launch than it was when that was timed.
 BURST, LONGER = 50, 4.0
-# Elements of what keeps a GPU busy meanwhile, and how often it is done to see how long it takes.
-BUSY, TIMED = 1 << 24, 20
+# Elements of what keeps a GPU busy meanwhile, and how often it is done, in each of how many readings, to see how long
+# it takes.
+BUSY, TIMED, READINGS = 1 << 24, 20, 3
 
 
 def task(
@@ -69,7 +70,9 @@ def queued(call: Call, busy: Call, device: str) -> Work:
     def run(count: int) -> float:
         if not times:
             call()  # connects the ranks
-            one_s = on_stream(busy, place)(TIMED) / TIMED
+            # The shortest of a few: the first one loads the kernel, and what is thought to take too long is done too
+            # seldom to outlast the launches.
+            one_s = min(on_stream(busy, place)(TIMED) for _ in range(READINGS)) / TIMED
             times.append(math.ceil(LONGER * launched(call, waiter(place))(BURST) / one_s))
         return sum(burst(min(BURST, count - begun)) for begun in range(0, count, BURST))
 
