@@ -55,3 +55,24 @@ def test_of_what_fails_nothing_is_said_to_be_right():
     )
     assert far_and_right(Adam, [far, {"equal": "no"}]) == []
     assert far_and_right(Adam, [{**far, "by_noise": []}]) == []
+
+
+class Attending(nn.Module):
+    """The gradient of the keys' bias is zero in mathematics: all scores of a query move by as much."""
+
+    def __init__(self):
+        super().__init__()
+        self.start, self.qkv, self.last = nn.Embedding(23, 64), nn.Linear(64, 192), nn.Linear(64, 23)
+
+    def forward(self, x):
+        parts = self.qkv(self.start(x)).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.last(seen.transpose(1, 2).flatten(2)).transpose(1, 2)
+
+
+def test_rounding_within_a_sample_that_an_optimizer_magnifies_passes(ranks):
+    numbers = torch.randint(23, (126, 33), generator=torch.Generator().manual_seed(1))
+    adam = partial(torch.optim.AdamW, lr=3e-3)
+    job = kway.Job(Attending, nn.CrossEntropyLoss(), adam, (numbers[:, :-1], numbers[:, 1:]), batch_size=63)
+    proof = kway.prove(job, devices="1,2", own_optimizer=True, ranks=ranks, echo=False)
+    assert proof.verdict == "pass", proof.candidates

@@ -25,6 +25,8 @@ from kway.step.precision import cast
 NUDGE = 16
 NUDGES = 2
 SHARE = 4
+# In float64 they are off by so many, in one of the other orders: 16 times that is the 64 that every tensor is allowed.
+NUDGE_IN_ORDER = NUDGE // SHARE
 State = dict[str, torch.Tensor]
 Held = list[tuple[nn.Module, dict[str, tuple[torch.Tensor | None, torch.Tensor | None]]]]
 # Advances at an evaluation, of which a proof has none.
@@ -36,8 +38,9 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Snapshot:
     """One step of the reference. ``before``: model and optimizer tensors; ``after``: also loss and gradients.
 
-    ``noise``: for each tensor, the largest difference that other orders of the same samples made, or a quarter of
-    what parameters made that are off by 16 roundings, whichever is larger. ``drift``: by how
+    ``noise``: for each tensor, the largest difference that other orders of the same samples made (in float64 one of
+    them with parameters that are off by 4 roundings), or, elsewhere than in float64, a quarter of what parameters made
+    that are off by 16, whichever is larger. ``drift``: by how
     much the loss of the same batch, in the same order and from the same state, differed the second time. It is
     looked at only where other orders changed half of the digits of the loss.
     """
@@ -78,6 +81,8 @@ class Reference:
                 last = place == len(others) - 1 and not slow
                 if last:
                     self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                if place == 0 and self.floating is not None:
+                    self._nudge(place, NUDGE_IN_ORDER)
                 self._step(batch)
                 if last:
                     self.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -109,16 +114,25 @@ class Reference:
         Rounding elsewhere than in sums (of normalisation, of products) puts activations on the other side of zero,
         too, and a gradient then jumps. In float64 that is too rare to be looked for.
         """
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for _, parameter in self.model.named_parameters():
-                if parameter.is_floating_point() and parameter.dtype != torch.float64:
-                    up = torch.randint(2, parameter.shape, generator=generator).to(parameter.device) * 2 - 1
-                    parameter.mul_(1 + up * (NUDGE * torch.finfo(parameter.dtype).eps))
+        self._nudge(seed, NUDGE)
         self._step(batch)
         result = self._last
         self._restore(saved, buffers)
         return result
+
+    @torch.no_grad()
+    def _nudge(self, seed: int, roundings: int) -> None:
+        """Put every parameter off by so many roundings.
+
+        In other orders a sample is computed as it was, to the bit. A gradient that is zero in mathematics for each
+        sample, such as that of the bias of the keys of attention, is rounding of those computations, which Adam makes
+        a step of: only what changes them shows its noise.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        for _, parameter in self.model.named_parameters():
+            if parameter.is_floating_point():
+                up = torch.randint(2, parameter.shape, generator=generator).to(parameter) * 2 - 1
+                parameter.mul_(1 + up * (roundings * torch.finfo(parameter.dtype).eps))
 
     def _restore(self, saved: tuple[Any, Any], buffers: Held) -> None:
         # Buffers by themselves, and first: not all are in the state_dict, and a step may have made new ones.
