@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import kway
+from kway.profiling.workspaces import without_workspaces
 
 pytestmark = pytest.mark.gpu
 
@@ -45,6 +46,7 @@ def job(**more):
 def limited(device):
     """Limit this process, without what earlier tests left in it."""
     gc.collect()
+    without_workspaces()
     torch.cuda.empty_cache()
     limit(device)
     try:
