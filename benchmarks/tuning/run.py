@@ -49,6 +49,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--batch-size", type=int, help="256 for images, 16 for text")
     parser.add_argument("--samples", type=int, default=20_000, help="drawn samples to step over")
     parser.add_argument("--out", type=Path, required=True, help="the result, as JSON")
+    parser.add_argument(
+        "--kinds", default="", help="step kinds of the grid, such as graph,compiled-graph: all"
+    )
     parser.add_argument("--smoke", action="store_true", help="tiny: does it run at all")
     options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as cache:
@@ -76,7 +79,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         trials = Trials(world, Group(0, 1), met, job, where.plan, build(job), Status(), compared)
         trials.prepare(lambda step_s, rest_s: True)
         rows = []
-        for choice in grid(torch.device(world.device).type, options.model, options.smoke):
+        for choice in grid(torch.device(world.device).type, options.model, options.smoke, options.kinds):
             reading = trials.measure(choice)
             rows.append({"choice": choice, **dataclasses.asdict(reading)})
             print(f"{step_ms(reading):>9}  {choice}  {reading.refused or reading.difference}", flush=True)
@@ -157,11 +160,17 @@ def job_of(options: argparse.Namespace) -> kway.Job:
     )
 
 
-def grid(device: str, model: str, smoke: bool) -> list[dict[str, Any]]:
-    """List every combination of kind, memory format, optimizer form and cuDNN's or the threads' choice."""
+def grid(device: str, model: str, smoke: bool, only: str = "") -> list[dict[str, Any]]:
+    """List every combination of kind (of those in ``only``, with commas), memory format, optimizer form and cuDNN's or
+    the threads' choice.
+    """
     cuda = device == "cuda"
     kinds = [
-        name for name, kind in KINDS.items() if (kind.needs is None or cuda) and not (smoke and kind.compiles)
+        name
+        for name, kind in KINDS.items()
+        if (kind.needs is None or cuda)
+        and not (smoke and kind.compiles)
+        and name in (only.split(",") if only else KINDS)
     ]
     formats = [None, "channels_last"] if not model.startswith("gpt") else [None]
     tuned = [None, True] if cuda and len(formats) > 1 else [None]
