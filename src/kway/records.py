@@ -273,7 +273,8 @@ class Tuning(Record):
     ``choice``: values by name (``kway.tuning.knobs``), empty for the step as it is. ``how``: ``measured``,
     ``remembered`` (from ``made``, under the same conditions) or ``left``, with ``why``. ``rows``: one a candidate with
     ``stage``, ``choice``, ``step_s`` (median over windows, the slowest rank's), ``spread``, ``ratio`` (to the step as
-    it is), ``cost_s`` (what trying it took), ``verdict``. ``seconds``: what all of it took, of ``budget_s`` asked for.
+    it is; of what was measured once more, to the faster of its times), ``cost_s`` (what trying it took), ``verdict``.
+    ``seconds``: what all of it took, of ``budget_s`` asked for.
     ``chosen_step_s`` and ``plain_step_s``: the choice and the step as it is; ``None`` where nothing was measured.
     ``again``: the ratio of both when they were measured once more; ``None`` where they were not.
     """

@@ -290,6 +290,7 @@ def _taken_up(tuned: Tuned, wish: Wish, exactness: str) -> list[str]:
 def _row(row: Row, plain: Reading | None) -> dict[str, Any]:
     reading = row.reading
     timed = reading if reading is not None and reading.step_s else None
+    plain = row.plain or plain
     return {
         "stage": row.stage,
         "choice": dict(row.choice),
@@ -311,6 +312,6 @@ def _step_s(rows: list[Row], choice: Choice) -> float | None:
     times = [
         row.reading.median_s
         for row in rows
-        if row.choice == choice and row.reading is not None and row.reading.step_s
+        if row.choice == choice and not row.is_again and row.reading is not None and row.reading.step_s
     ]
     return times[-1] if times else None
