@@ -170,6 +170,7 @@ def test_of_much_that_was_left_a_few_lines_are_told():
 
 def test_predicted_and_measured_stand_side_by_side():
     assert side_by_side(1.1e-3, 1e-3) == "predicted  1.1 ms a step, measured 1 ms: off by +10.0%"
+    assert side_by_side(1.1e-3, 1e-3, "threads 1").endswith("(the prediction was made without threads 1)")
     assert "too few steps" in side_by_side(1.1e-3, None)
 
 

@@ -296,6 +296,7 @@ def _say_result(result: Any, folder: Path, said: set[str]) -> None:
     """Print what came out of a run. ``said``: the notes that were shown before."""
     from kway.report.plans import side_by_side
     from kway.report.timeline import lines_of
+    from kway.report.tuning import choice_text
     from kway.units import counted
 
     for text in result.record.notices:
@@ -305,7 +306,8 @@ def _say_result(result: Any, folder: Path, said: set[str]) -> None:
     timing = f"{step * 1e3:.2f} ms a step" if step is not None else "too few steps to time one"
     print(f"\n{counted(result.record.steps, 'step')}, {timing}; weights {result.record.weights_sha256[:16]}")
     if result.record.predicted_step_s is not None:
-        print(side_by_side(result.record.predicted_step_s, step))
+        chosen = {**result.record.settings, **(result.record.tuned or {}).get("choice", {})}
+        print(side_by_side(result.record.predicted_step_s, step, choice_text(chosen) if chosen else ""))
     if result.record.timeline is not None:
         print("\n".join([*lines_of(result.record.timeline), ""]))
     there = [name for name in WRITTEN if (folder / name).exists()]

@@ -221,9 +221,12 @@ def _too_close(record: Planned) -> list[str]:
     ]
 
 
-def side_by_side(predicted_s: float, measured_s: float | None) -> str:
-    """Say in a line what was predicted of a run, and what it took."""
+def side_by_side(predicted_s: float, measured_s: float | None, chosen: str = "") -> str:
+    """Say in a line what was predicted of a run, and what it took. ``chosen``: how its steps ran otherwise than as they
+    are, of which alone there are predictions.
+    """
     if measured_s is None:
         return f"predicted  {seconds_text(predicted_s)} a step; too few steps to time one"
     error = predicted_s / measured_s - 1
-    return f"predicted  {seconds_text(predicted_s)} a step, measured {seconds_text(measured_s)}: off by {error:+.1%}"
+    text = f"predicted  {seconds_text(predicted_s)} a step, measured {seconds_text(measured_s)}: off by {error:+.1%}"
+    return f"{text} (the prediction was made without {chosen})" if chosen else text
