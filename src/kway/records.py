@@ -213,8 +213,8 @@ class Training(Record):
     ``tuned``: ``how`` it was chosen (``Tuning``), ``why``, ``seconds``, ``made``, ``busy``, ``choice``; ``None`` where
     the run was not to be tuned. ``processes``: how many the ranks were; one where they were threads of it, ``None`` in
     records of before. ``timeline``: of the ``steps`` (their numbers, from 1) that were recorded, by rank, in seconds a
-    step (docs/guide/timeline.md); ``None`` where none were. ``lr_scale``: how the learning rate of one device's batch was
-    scaled: ``rule``, for ``devices`` of ``batch_size_per_device`` samples, the ``factor`` and after how many
+    step (docs/guide/timeline.md); ``None`` where none were. ``lr_scale``: how the learning rate of one device's batch
+    was scaled: ``rule``, for ``devices`` of ``batch_size_per_device`` samples, the ``factor`` and after how many
     ``warmup_steps`` it is reached; ``None`` where it was not.
     """
 

@@ -163,7 +163,7 @@ def tune(
 
 def _others(group: Group) -> str:
     """Return what other programs keep busy where rank 0 is, while all ranks wait for it; ``""``: enough is left."""
-    return group.objects(busy.taken(cpu.usable_cores()) if group.rank == 0 else "")[0]
+    return str(group.objects(busy.taken(cpu.usable_cores()) if group.rank == 0 else "")[0])
 
 
 def _known(
