@@ -80,6 +80,7 @@ class Progress:
         # Whether steps that wait for a compiler are still to come; the samples and seconds of an epoch with such steps.
         self._compiles = False
         self._begun: tuple[int | None, float, float] = None, 0.0, 0.0
+        self._header = ""
         self._metrics: dict[str, float] = {}
         # The epoch that they are of.
         self._judged: int | None = None
@@ -138,7 +139,10 @@ class Progress:
             parts.append(f"{event.get('strategy', '')} on {counted(devices, 'device')}".strip())
         if before := event.get("resumed_from_step"):
             parts.append(f"{counted(before, 'step')} taken before")
-        self._print(", ".join(part for part in parts if part))
+        header = ", ".join(part for part in parts if part)
+        # Of a run that is started again only what is another one.
+        self._print(header if header != self._header else "")
+        self._header = header
         # A run that is started again compiles again.
         self._compiles, self._begun = bool(event.get("compiles")), (None, 0.0, 0.0)
         if self._compiles:
