@@ -145,7 +145,9 @@ def _overridden(job: Job, args: argparse.Namespace, fixed: dict[str, Any]) -> tu
         changes["name"] = args.model.rpartition(":")[2]
     job = replace(job, **changes)
     given = ", ".join(sorted(changes.keys() - {"name"}))
-    line = f"job        {args.model}" + (f" ({given} from the command line)" if given else "")
+    # Folders and records go by the name.
+    name = "" if job.title == args.model.rpartition(":")[2] else f", named {job.title}"
+    line = f"job        {args.model}{name}" + (f" ({given} from the command line)" if given else "")
     return job, [line, *(f"note       {text}" for text in _still(args))]
 
 
