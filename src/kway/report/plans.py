@@ -49,6 +49,22 @@ def _left(rows: list[dict[str, Any]]) -> list[str]:
     )
 
 
+def left_out(rows: list[dict[str, Any]], most: int = MOST_LEFT) -> list[str]:
+    """Return a line for each reason for which something was left out, ``most`` at most."""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if row["devices"] or row["step_kind"] == "any":
+            by_reason.setdefault(row["why"], []).append(_name(row))
+    lines = [
+        f"left out: {names[0] if len(names) == 1 else counted(len(names), 'candidate')}: {why}"
+        for why, names in by_reason.items()
+    ]
+    more = len(lines) - most
+    return lines[:most] + (
+        [f"left out for {counted(more, 'more reason')}: kway plan lists all"] if more > 0 else []
+    )
+
+
 def _name(row: dict[str, Any]) -> str:
     if not row["devices"]:
         return "CPU ranks" if row["device_set"] == ["cpu"] else "GPUs"
