@@ -1,5 +1,6 @@
 """What users are told of tuning: which way a run takes, why, and what its measurements may cost."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -83,6 +84,34 @@ def test_a_moment_that_becomes_busy_while_ways_are_measured_counts(monkeypatch):
     looks = iter(["", "1.8 of 2 processors"])
     monkeypatch.setattr("kway.devices.busy.taken", lambda usable: next(looks))
     assert kway.tune(job(), devices="cpu:1").busy == "1.8 of 2 processors"
+
+
+class Views(nn.Linear):
+    """Weight and bias are parts of one tensor."""
+
+    def __init__(self):
+        super().__init__(36, 3)
+        whole = torch.randn(3, 37)
+        self.weight, self.bias = nn.Parameter(whole[:, :36]), nn.Parameter(whole[:, 36])
+
+
+class Tied(nn.Module):
+    """One weight under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer, self.last = nn.Linear(36, 36), nn.Linear(36, 36), nn.Linear(36, 3)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, x):
+        return self.last(self.outer(torch.tanh(self.inner(x))))
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("model", "how"), [(Views, "left"), (Tied, "measured")])
+def test_views_of_one_storage_are_left_as_they_are_and_a_weight_under_two_names_is_tuned(model, how):
+    record = kway.tune(replace(job(), model=model), devices="cpu:1", seconds=5)
+    assert (record.how, "views of one storage" in record.why) == (how, model is Views)
 
 
 @pytest.mark.parametrize(

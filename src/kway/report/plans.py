@@ -154,7 +154,7 @@ def _whole(record: Planned) -> list[str]:
         f"chosen     {titled(best)}: {seconds_text(best['step_s'])} a step of {counted(best['batch_size'], 'sample')}"
     ]
     if record.serial_fraction is None and one_device(record.candidates, best) is not None:
-        lines.append(f"serial     not known: with fewer samples one device {_no_line(record.candidates)}")
+        lines.append(f"serial     not known: {_no_line(record.candidates)}")
     if record.serial_fraction is not None:
         text = f"serial     {record.serial_fraction:.1%} of a step on one device stays whatever its samples"
         bound = record.amdahl_bound
@@ -167,8 +167,8 @@ def _whole(record: Planned) -> list[str]:
 def _no_line(rows: list[dict[str, Any]]) -> str:
     """Say why no line goes through the times of one device: there are none of other shares, or they are too noisy."""
     if any(row["break_even"].get("known", True) for row in rows if row["devices"] > 1):
-        return "is not as much faster as several are predicted to be"
-    return "was not timed"
+        return "the times of one device with fewer samples are too noisy to tell"
+    return "one device was not timed with fewer samples"
 
 
 def trust(record: Planned) -> list[str]:

@@ -245,7 +245,9 @@ def _not_copied(model: nn.Module, job: Job) -> str:
     if len({each.untyped_storage().data_ptr() for each in held if each.nbytes}) < sum(
         1 for each in held if each.nbytes
     ):
-        return "parameters or buffers of the model share their memory, which a copy of it would not"
+        return (
+            "parameters or buffers of the model are views of one storage, which those of a copy would not be"
+        )
     try:
         copied(model, job)
     except Exception as error:
