@@ -210,11 +210,11 @@ class Training(Record):
     ``parameters`` (how many numbers) and ``trainable`` (of these), ``optimizer`` (``name``, ``groups`` of options as
     the run began). ``machine``: ``host`` and ``cpu`` of rank 0, ``usable`` (processors), ``gpus`` (models that were
     used), ``threads`` (of a rank). ``settings``: what was chosen of the step beside its kind (``kway.step.settings``).
-    ``tuned``: ``how`` it was chosen (``Tuning``), ``why``, ``seconds``, ``made``, ``choice``; ``None`` where the run
-    was not to be tuned. ``processes``: how many the ranks were; one where they were threads of it, ``None`` in records
-    of before. ``timeline``: of the ``steps`` (their numbers, from 1) that were recorded, by rank, in seconds a step
-    (docs/guide/timeline.md); ``None`` where none were. ``lr_scale``: how the learning rate of one device's batch was
-    scaled: ``rule``, for ``devices`` of ``batch_size_per_device`` samples, the ``factor`` and after how many
+    ``tuned``: ``how`` it was chosen (``Tuning``), ``why``, ``seconds``, ``made``, ``busy``, ``choice``; ``None`` where
+    the run was not to be tuned. ``processes``: how many the ranks were; one where they were threads of it, ``None`` in
+    records of before. ``timeline``: of the ``steps`` (their numbers, from 1) that were recorded, by rank, in seconds a
+    step (docs/guide/timeline.md); ``None`` where none were. ``lr_scale``: how the learning rate of one device's batch
+    was scaled: ``rule``, for ``devices`` of ``batch_size_per_device`` samples, the ``factor`` and after how many
     ``warmup_steps`` it is reached; ``None`` where it was not.
     """
 
@@ -273,9 +273,11 @@ class Tuning(Record):
     ``choice``: values by name (``kway.tuning.knobs``), empty for the step as it is. ``how``: ``measured``,
     ``remembered`` (from ``made``, under the same conditions) or ``left``, with ``why``. ``rows``: one a candidate with
     ``stage``, ``choice``, ``step_s`` (median over windows, the slowest rank's), ``spread``, ``ratio`` (to the step as
-    it is), ``cost_s`` (what trying it took), ``verdict``. ``seconds``: what all of it took, of ``budget_s`` asked for.
+    it is; of what was measured once more, to the faster of its times), ``cost_s`` (what trying it took), ``verdict``.
+    ``seconds``: what all of it took, of ``budget_s`` asked for.
     ``chosen_step_s`` and ``plain_step_s``: the choice and the step as it is; ``None`` where nothing was measured.
-    ``again``: the ratio of both when they were measured once more; ``None`` where they were not.
+    ``again``: the ratio of both when they were measured once more; ``None`` where they were not. ``busy``: what other
+    programs kept busy when it was measured, like ``1.8 of 2 processors``, or ``""``.
     """
 
     kind: ClassVar[str] = "tune"
@@ -308,6 +310,7 @@ class Tuning(Record):
     versions: dict[str, str]
     machine: dict[str, Any] = field(default_factory=dict)
     again: float | None = None
+    busy: str = ""
 
 
 @dataclass(frozen=True)

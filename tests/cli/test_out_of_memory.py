@@ -74,7 +74,20 @@ def test_adapt_goes_on_with_fewer_samples_at_once(here, capsys, leftovers, devic
     assert record["job"]["micro_batch"] == 1
     assert record["batch_size"] == 6
     assert "from now on micro_batch=1" in said.out + said.err
+    # Each start says how many samples it computes at once; what stays the same is said once.
+    lines = said.out.splitlines()
+    sizes = [3, 1] if devices == "cpu:1" else [1]
+    batches = [line for line in lines if line.startswith("batch ")]
+    assert batches[0] == "batch      6 (global), fp32, seed 0"
+    assert batches[1:] == [f"batch      6 (global), micro-batch {size}, fp32, seed 0" for size in sizes]
+    assert sum(line.startswith("devices ") for line in lines) == 1
+    # Why memory ran out is told in full once when it happens; at the end stands only how the run went in the end.
+    warned = [line for line in lines if line.startswith("warning") and "from now on" in line]
+    assert ["at once of a global batch" in line for line in warned] == [True, False][: len(sizes)]
+    noted = [line for line in lines if line.startswith("note") and "from now on" in line]
+    assert [f"micro_batch={sizes[-1]}" in line for line in noted] == [True]
     assert main([*TRAIN[:-1], "own", "--devices", devices, "--micro-batch", "1"]) == 0
+    assert "batch      6 (global), micro-batch 1, fp32, seed 0" in capsys.readouterr().out
     own = json.loads((here / "own" / "train.json").read_text())
     assert record["weights_sha256"] == own["weights_sha256"]
 

@@ -27,6 +27,7 @@ def test_a_job_s_own_optimizer_is_named_where_another_one_is_proved(tmp_path, mo
     record, said = proof("--out", "sgd")
     assert record["job"]["optimizer"]["name"] == "SGD"
     assert "instead of the job's AdamW" in said
+    assert "for the job's own its function: --optimizer path/file.py:name" in said
     assert "from the command line" not in said
     assert ("precision  fp64\n" in said, record["precision"]) == (True, "fp64")
     record, said = proof("--out", "adam", "--optimizer", "adam")
@@ -38,6 +39,16 @@ def test_a_job_s_own_optimizer_is_named_where_another_one_is_proved(tmp_path, mo
     record, said = proof("--out", "given", "--precision", "tf32")
     assert "(precision from the command line)" in said
     assert ("precision  tf32\n" in said, record["precision"]) == (True, "tf32")
+
+
+@pytest.mark.parametrize("name", ["tied", "job"])
+def test_a_job_that_has_a_name_shows_it_where_it_is_another_one(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(SOURCE.replace("batch_size=8", f"batch_size=8, name={name!r}"))
+    assert main(["prove", "own.py:job", "--devices", "cpu:1", "--steps", "1", "--out", "proof"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line == ("job        own.py:job" if name == "job" else "job        own.py:job, named tied")
+    assert json.loads((tmp_path / "proof/proof.json").read_text())["model"] == name
 
 
 @pytest.mark.parametrize(

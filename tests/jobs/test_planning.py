@@ -305,6 +305,24 @@ def test_auto_takes_two_ranks_where_they_pay(monkeypatch, ranks):
     assert (one.record.devices, one.record.strategy) == (1, "single")
 
 
+def test_auto_says_what_it_left_out_and_why(monkeypatch, ranks):
+    monkeypatch.setattr("kway.jobs.automatic.gather", lambda asked, *rest, **options: known(asked))
+    run = kway.train(
+        job(),
+        strategy="auto",
+        devices="cpu:2",
+        step_kind="eager",
+        epochs=1,
+        steps=1,
+        max_restarts=1,
+        ranks=ranks,
+    )
+    notices = run.record.notices
+    assert "why: the only candidate" in notices
+    (left,) = [text for text in notices if text.startswith("left out: ")]
+    assert left.startswith("left out: threads=2 on cpu:2, eager: max_restarts=1: its ranks are threads")
+
+
 def known(asked):
     given = costs(per_sample_s=1e-2)
     return known_costs.gather(asked, {"cpu": given["workload"]}, given["measurements"], None, print)

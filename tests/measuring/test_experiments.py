@@ -215,7 +215,7 @@ def test_what_the_cpu_takes_no_gpu_lacks():
     given.spend(Budget(cpu=5.0, gpu=7.0))
     assert given.measure([Row("slow", {}, slow)], "cpu", 0.5) == []
     assert given.time([], "cpu", 0.5).left == {}
-    assert given.readings[0].left == {"slow ()": "no room in 2.5 s"}
+    assert given.readings[0].left == {"slow ()": "no time for it in the 2.5 s that there were"}
     assert given.share("cuda:0", 0.5) == 3.5
     assert given.share("cpu", 0.5) == 0.0
 

@@ -2,7 +2,19 @@
 
 import pytest
 
-from kway.measuring.timer import Calibration, Candidate, Policy, Timer, calibrate, drift, quantile, spread
+from kway.measuring.timer import (
+    Calibration,
+    Candidate,
+    Policy,
+    Reading,
+    Timer,
+    Timing,
+    calibrate,
+    drift,
+    noisy,
+    quantile,
+    spread,
+)
 
 
 class Machine:
@@ -128,6 +140,23 @@ def test_samples_that_lie_far_apart_are_said_to_be_noise():
     assert "spread over" in reading.noisy
 
 
+def test_what_several_sets_have_in_common_is_said_once_and_which_they_are():
+    def reading(name, apart, moved=0.0):
+        return Reading({name: Timing(name, 1, (1.0, 1.0 + apart))}, drift=moved, tries=3)
+
+    calm, one, other = reading("a", 0.0), reading("b (n 1)", 1.0), reading("c", 2.0)
+    assert noisy([calm, calm]) == ""
+    assert noisy([one]) == one.noisy == "samples of the typical candidate spread over 53% of their median"
+    assert noisy([calm, one, other]) == (
+        "samples of the typical candidate spread over 53% to 80% of their median (in 2 of 3 sets that were timed: "
+        "b, c)"
+    )
+    assert noisy([reading("d", 2.0, 0.07), calm, one]) == (
+        "a reference workload drifted by 7% between rounds in each of 3 tries (in 1 of 3 sets that were timed: d); "
+        "samples of the typical candidate spread over 53% of their median (in 1 of 3 sets that were timed: b)"
+    )
+
+
 @pytest.mark.parametrize("seconds", [0.5, 2.0])
 def test_the_budget_is_kept_with_fewer_rounds(seconds):
     machine = Machine()
@@ -150,7 +179,7 @@ def test_what_has_no_room_is_left_out_before_it_is_begun():
     family = {f"n{n}": {"family": "product", "work": n**3} for n in (8, 16, 64)}
     reading = machine.time({f"n{n}": 2e-5 * n**3 for n in (8, 16, 64)}, Policy(seconds=5), **family)
     assert set(reading.timings) == {"n8", "n16"}
-    assert "no room in 5 s" in reading.left["n64"]
+    assert "no time for it in the 5 s" in reading.left["n64"]
     assert "n64" not in dict(machine.done)
     assert machine.now <= 5
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import kway
-from kway.jobs.judges import far_and_right
+from kway.jobs.judges import far_and_right, magnified
 
 # Each is there with both signs but for a rest of 1e-8: gradients are that rest, and the rounding of a hundred.
 HALF = 100 * torch.rand(31, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -41,6 +41,35 @@ def test_rounding_that_an_optimizer_magnifies_is_explained_where_it_passes(ranks
     assert (max(row["max_ulps"] for row in proof.candidates) > 1e3) == divides
     notes = [text for text in proof.notices if " ulps are right here: " in text]
     assert ["AdamW divides by the root of squared gradients" in text for text in notes] == [True] * divides
+
+
+class Wrong(nn.Linear):
+    """Gives another output for a part of the batch than for the whole."""
+
+    def forward(self, x):
+        return super().forward(x) * (1 + 1e-6 * (len(x) < 63))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, partial(torch.optim.SGD, lr=1e-3)])
+def test_a_proof_that_fails_says_where_its_optimizer_may_have_magnified_rounding(ranks, optimizer):
+    job = kway.Job(partial(Wrong, 1, 1), mean_output, optimizer, (X, torch.zeros(63)), batch_size=63)
+    proof = kway.prove(job, devices="2", own_optimizer=True, steps=1, ranks=ranks, echo=False)
+    assert proof.verdict == "fail"
+    said = [text for text in proof.notices if "The proof with SGD" in text]
+    adaptive = optimizer is torch.optim.AdamW
+    assert [text.startswith("AdamW divides by the root") for text in said] == [True] * adaptive
+    # SGD itself is what the proof takes then: nothing is left to be told apart.
+    taken = kway.prove(job, devices="2", steps=1, ranks=ranks, echo=False)
+    assert taken.verdict == "fail"
+    assert not any("The proof with SGD" in text for text in taken.notices)
+
+
+def test_bits_that_differ_are_no_rounding():
+    class Adam:
+        divides = "Adam"
+
+    assert magnified(Adam, [{"equal": "no", "level": "bits"}]) == []
+    assert magnified(Adam, [{"equal": "refused", "level": "math"}]) == []
 
 
 def test_of_what_fails_nothing_is_said_to_be_right():

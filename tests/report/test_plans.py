@@ -12,7 +12,7 @@ from kway.devices.simulated import simulated
 from kway.planned import titled
 from kway.planning.price import Price
 from kway.report.plan_plots import MOST_BARS, barred, curves, draw
-from kway.report.plans import MOST_WIDE, lines_of, side_by_side, term_names
+from kway.report.plans import MOST_WIDE, left_out, lines_of, side_by_side, term_names
 
 
 def many(**options):
@@ -168,8 +168,28 @@ def test_of_much_that_was_left_a_few_lines_are_told():
     assert "3 candidates more left out: see left in plan.json" in text
 
 
+def test_what_was_left_out_is_one_line_a_reason():
+    def left(strategy, why):
+        return {
+            "strategy": strategy,
+            "devices": 2,
+            "device_set": ["cpu"] * 2,
+            "step_kind": "eager",
+            "why": why,
+        }
+
+    rows = [left("data=2", "no links"), left("threads=2", "one profiler"), left("data=2", "one profiler")]
+    assert left_out(rows) == [
+        "left out: data=2 on cpu:2, eager: no links",
+        "left out: 2 candidates: one profiler",
+    ]
+    assert left_out(rows, 1)[1] == "left out for 1 more reason: kway plan lists all"
+    assert left_out([{**rows[0], "devices": 0, "device_set": ["cpu"]}]) == []
+
+
 def test_predicted_and_measured_stand_side_by_side():
     assert side_by_side(1.1e-3, 1e-3) == "predicted  1.1 ms a step, measured 1 ms: off by +10.0%"
+    assert side_by_side(1.1e-3, 1e-3, "threads 1").endswith("(the prediction was made without threads 1)")
     assert "too few steps" in side_by_side(1.1e-3, None)
 
 

@@ -84,6 +84,32 @@ def test_terminal_keeps_a_line_for_each_epoch_and_shows_the_last_accuracy() -> N
     assert lines[2].endswith("loss 0.5000  accuracy 0.9500 (epoch 1)")
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_steps_that_wait_for_a_compiler_are_no_part_of_rate_and_time_left(compiles: bool) -> None:
+    def compiled(number: int, **changes: Any) -> dict[str, Any]:
+        return step(number, **{"seconds": 50.0 + 0.05 * number} | changes)
+
+    stream, clock = Terminal(), Clock()
+    show = Progress(stream, clock=clock, width=lambda: 120)
+    show(START | {"compiles": compiles})
+    assert ("compiling" in stream.getvalue()) == compiles
+    shown = []
+    for event in (compiled(10), compiled(20), compiled(10, epoch=2, seconds=0.5)):
+        clock.now += 1
+        show(event)
+        shown.append(screen(stream.getvalue())[-1])
+    # 400 steps at 20 a second; with what compiling took, some 17 minutes.
+    assert ("training left" in shown[0], "samples/s" in shown[0]) == (not compiles, not compiles)
+    assert ("2,000 samples/s  19 s of training left" in shown[1]) == compiles
+    assert ("min" in shown[1]) == (not compiles)
+    assert "2,000 samples/s  18 s of training left" in shown[2]
+    # A run that is started again compiles again.
+    show(START | {"compiles": compiles})
+    clock.now += 1
+    show(compiled(10))
+    assert ("training left" in screen(stream.getvalue())[-1]) == (not compiles)
+
+
 def test_data_of_unknown_length_show_what_is_known() -> None:
     out, clock = Terminal(), Clock()
     show = Progress(out, clock=clock, width=lambda: 120)

@@ -3,7 +3,10 @@
 import pytest
 
 from kway.tuning.knobs import Stage
-from kway.tuning.search import Reading, faster, search
+from kway.tuning.search import OVERTAKEN, Reading, faster, search
+
+PLAIN = "the step as it is"
+FUSED = {"optimizer": "fused"}
 
 
 class Machine:
@@ -45,7 +48,7 @@ def test_the_fastest_of_each_stage_stays_and_the_next_stage_builds_on_it():
         {},
         found.best,
     ]
-    assert [row.verdict for row in found.rows] == ["baseline", "no faster", "slower", "chosen"]
+    assert [row.verdict for row in found.rows] == ["baseline", f"no faster than {PLAIN}", OVERTAKEN, "chosen"]
 
 
 def test_what_does_not_agree_is_discarded_however_fast_it_is():
@@ -108,8 +111,27 @@ def test_a_winner_that_does_not_win_again_is_not_chosen():
 
     found = Drifting(of).find([A])
     assert found.best == {}
-    assert found.rows[-1].verdict == "no faster than the step as it is (1.600 of it now), when measured again"
-    assert [row.verdict for row in found.rows[:3]] == ["chosen", "no faster", "did not hold"]
+    assert [row.verdict for row in found.rows] == [
+        "chosen",
+        f"no faster than {PLAIN}",
+        "won, but not when measured again",
+        "baseline, measured again",
+        f"slower than {PLAIN}, when measured again",
+    ]
+    # Each stands beside what it was judged by: the second pair beside the second time of the step as it is.
+    beside = [(row.plain or found.rows[0].reading).median_s for row in found.rows]
+    assert beside == [1.0, 1.0, 1.0, 0.5, 0.5]
+
+
+def test_a_verdict_against_another_choice_says_the_ratio_to_that_one():
+    """0.9 of the step as it is, and still slower: than the 0.8 that was found before."""
+    third = Stage("c", ({"autotune": True}, {"threads": 1}))
+    times = {(): 1.0, ("optimizer",): 0.8, ("optimizer", "autotune"): 0.9, ("optimizer", "threads"): 0.804}
+    found = Machine(lambda choice: times[(*choice,)]).find([Stage("a", (FUSED,)), third])
+    assert [row.verdict for row in found.rows[2:]] == [
+        "slower than the best so far (1.125 of it)",
+        "slower than the best so far (1.005 of it)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What users are told of tuning: which way a run takes, why, and what its measurements may cost."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -39,6 +40,10 @@ def trained(**more):
     ("tuned", "said"),
     [
         (Tuned(FUSED, "remembered", made=MADE), "as measured on 2026-11-29 (--no-tune: as it is)"),
+        (
+            Tuned(FUSED, "remembered", made=MADE, busy="1.8 of 2 processors"),
+            "on 2026-11-29 while other programs kept 1.8 of 2 processors busy (kway tune --refresh measures anew; ",
+        ),
         (Tuned(FUSED, "measured", "", 3.0, MADE, Found(FUSED)), "as measured now, once only, in 3 s"),
         (Tuned(FUSED, "measured", "", 3.0, MADE, Found(FUSED, again=0.5)), "as measured now, twice, in 3 s"),
     ],
@@ -63,8 +68,50 @@ def test_what_is_tuned_beside_busy_programs_says_so(monkeypatch):
     monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "1.8 of 2 processors")
     said = []
     record = kway.tune(job(), devices="cpu:1", say=said.append)
-    for lines in (said, record.notices):
-        assert lines[0].startswith("other programs keep 1.8 of 2 processors busy")
+    assert said[0].startswith("other programs keep 1.8 of 2 processors busy")
+    assert record.notices[0].startswith("measured while other programs kept 1.8 of 2 processors busy")
+    # What was kept is known to be of that moment, when the machine is quiet again.
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "")
+    assert kway.tune(job(), devices="cpu:1").notices[0] == record.notices[0]
+    run, notices = trained()
+    assert run.record.tuned["busy"] == record.busy == "1.8 of 2 processors"
+    assert "while other programs kept 1.8 of 2 processors busy" in notices[0]
+    assert kway.tune(job(), devices="cpu:1", refresh=True).busy == trained()[0].record.tuned["busy"] == ""
+
+
+@pytest.mark.usefixtures("short")
+def test_a_moment_that_becomes_busy_while_ways_are_measured_counts(monkeypatch):
+    looks = iter(["", "1.8 of 2 processors"])
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: next(looks))
+    assert kway.tune(job(), devices="cpu:1").busy == "1.8 of 2 processors"
+
+
+class Views(nn.Linear):
+    """Weight and bias are parts of one tensor."""
+
+    def __init__(self):
+        super().__init__(36, 3)
+        whole = torch.randn(3, 37)
+        self.weight, self.bias = nn.Parameter(whole[:, :36]), nn.Parameter(whole[:, 36])
+
+
+class Tied(nn.Module):
+    """One weight under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer, self.last = nn.Linear(36, 36), nn.Linear(36, 36), nn.Linear(36, 3)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, x):
+        return self.last(self.outer(torch.tanh(self.inner(x))))
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("model", "how"), [(Views, "left"), (Tied, "measured")])
+def test_views_of_one_storage_are_left_as_they_are_and_a_weight_under_two_names_is_tuned(model, how):
+    record = kway.tune(replace(job(), model=model), devices="cpu:1", seconds=5)
+    assert (record.how, "views of one storage" in record.why) == (how, model is Views)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ _SHOWN = ("momentum", "betas", "weight_decay")
 
 def config_lines(config: Mapping[str, Any]) -> list[str]:
     """Return the lines. ``config``: ``job`` of the event ``start``."""
-    held = config["held_out"]
+    held, micro = config["held_out"], micro_text(config["micro_batch"])
     amounts = [
         f"{count} {what}"
         for count, what in ((config["samples"], "to train on"), (held, "held out"))
@@ -21,9 +21,14 @@ def config_lines(config: Mapping[str, Any]) -> list[str]:
         "penalty": config["penalty"],
         "optimizer": _optimizer(config),
         "schedule": config["schedule"],
-        "batch": f"{config['batch_size']} (global), {config['precision']}, seed {config['seed']}",
+        "batch": f"{config['batch_size']} (global){micro}, {config['precision']}, seed {config['seed']}",
     }
     return [f"{name:10} {text}" for name, text in rows.items() if text is not None]
+
+
+def micro_text(micro_batch: int | None) -> str:
+    """Say how many samples a device computes at once, where that is fixed."""
+    return "" if micro_batch is None else f", micro-batch {micro_batch}"
 
 
 def _optimizer(config: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kway import zoo
 from kway.cli._choices import loss_of, optimizer_of
+from kway.cli._config import micro_text
 from kway.cli._objects import OWN, is_reference, load_object
 from kway.data import sources
 from kway.errors import KwayError, RankError, UsageError, line_of
@@ -66,7 +67,7 @@ def job_of(args: argparse.Namespace, targets: bool = True, /, **fixed: Any) -> t
         f"data       {data_text}",
         f"loss       {loss_text}",
         f"optimizer  {optimizer_text}",
-        f"batch      {_batch_text(job, args)}, {job.precision}, seed {job.seed}",
+        f"batch      {_batch_text(job, args)}{micro_text(job.micro_batch)}, {job.precision}, seed {job.seed}",
     ]
     return job, lines + [f"note       {text}" for text in [*notices, *_still(args)]]
 
@@ -144,7 +145,9 @@ def _overridden(job: Job, args: argparse.Namespace, fixed: dict[str, Any]) -> tu
         changes["name"] = args.model.rpartition(":")[2]
     job = replace(job, **changes)
     given = ", ".join(sorted(changes.keys() - {"name"}))
-    line = f"job        {args.model}" + (f" ({given} from the command line)" if given else "")
+    # Folders and records go by the name.
+    name = "" if job.title == args.model.rpartition(":")[2] else f", named {job.title}"
+    line = f"job        {args.model}{name}" + (f" ({given} from the command line)" if given else "")
     return job, [line, *(f"note       {text}" for text in _still(args))]
 
 

@@ -102,8 +102,8 @@ def placing(parser: argparse.ArgumentParser, several: bool = False, plans: bool 
         parser.add_argument(
             "--strategy",
             metavar="NAME",
-            help="single, data, threads, or with a size, data=N; auto: the fastest, by a plan (default: one device on "
-            "CPUs, data over all GPUs)",
+            help="single, data, threads, or with a size, data=N; auto: the fastest, by a plan (default: data over the "
+            "devices that --devices names; where it names none, over all GPUs, or one device on CPUs)",
         )
         return
     default = "data" if several else "auto"

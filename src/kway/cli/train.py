@@ -188,6 +188,9 @@ class _Shown:
     ) -> None:
         self.progress, self._noted, self._last = progress, set[str](), set[str]()
         self._args, self._header, self._screen, self._begun = args, header, screen, False
+        # The line of each name that stands last; warnings of the start before, after one.
+        self._stands: dict[str, str] = {}
+        self._started, self._before = False, set[str]()
 
     def __call__(self, event: str, record: dict[str, Any]) -> None:
         from kway.cli._config import config_lines
@@ -200,8 +203,11 @@ class _Shown:
             kind = "" if self._args.step_kind in ("auto", DEFAULT_KIND) else f", {self._args.step_kind}"
             where = f"devices    {record['devices']} ({record['strategy']}, {self._args.exactness}{kind})"
             # Of a job that a file holds the flags say nothing, and what its functions make shows now.
-            own = config_lines(record["job"]) if self._header[0].startswith("job") else []
-            print("\n".join([*own, where]), file=self._screen, flush=True)
+            own = config_lines(record["job"])
+            if not self._header[0].startswith("job"):
+                # What is chosen anew for another start is how many samples are computed at once.
+                own = [line for line in own if self._started and line.startswith("batch")]
+            self._start([*own, where])
         if event == "notice":
             self._noted.add(record["text"])
         if event == "epoch":
@@ -209,6 +215,17 @@ class _Shown:
         if event == "warning":
             self._last.add(record["text"])
         self.progress({"event": event, **record})
+
+    def _start(self, lines: list[str]) -> None:
+        """Show the lines of a start; of one after another those that are new."""
+        for line in lines:
+            name = line.partition(" ")[0]
+            if self._stands.get(name) != line:
+                print(line, file=self._screen, flush=True)
+            self._stands[name] = line
+        # What led to the start before last is past, once another start was needed.
+        self._noted |= self._before
+        self._started, self._before = True, set(self._last)
 
     @property
     def said(self) -> set[str]:
@@ -296,6 +313,7 @@ def _say_result(result: Any, folder: Path, said: set[str]) -> None:
     """Print what came out of a run. ``said``: the notes that were shown before."""
     from kway.report.plans import side_by_side
     from kway.report.timeline import lines_of
+    from kway.report.tuning import choice_text
     from kway.units import counted
 
     for text in result.record.notices:
@@ -305,7 +323,8 @@ def _say_result(result: Any, folder: Path, said: set[str]) -> None:
     timing = f"{step * 1e3:.2f} ms a step" if step is not None else "too few steps to time one"
     print(f"\n{counted(result.record.steps, 'step')}, {timing}; weights {result.record.weights_sha256[:16]}")
     if result.record.predicted_step_s is not None:
-        print(side_by_side(result.record.predicted_step_s, step))
+        chosen = {**result.record.settings, **(result.record.tuned or {}).get("choice", {})}
+        print(side_by_side(result.record.predicted_step_s, step, choice_text(chosen) if chosen else ""))
     if result.record.timeline is not None:
         print("\n".join([*lines_of(result.record.timeline), ""]))
     there = [name for name in WRITTEN if (folder / name).exists()]

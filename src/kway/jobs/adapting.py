@@ -58,6 +58,7 @@ class Adapting:
         now = most if 2 * error.samples > most else error.samples
         if not self.is_on:
             raise error
+        before = self._tried
         if self.whole is None and error.is_by_samples and now > 1:
             self.micro_batch = now // 2
             self._tried = f"micro_batch={self.micro_batch}"
@@ -68,8 +69,11 @@ class Adapting:
             # The advice to try it would be none any more.
             error.do += f"\n  {_ADAPT} {self._why_not(error)}"
             raise error
+        text = f"{error.got}: {error.need.splitlines()[0]}"
+        if self._last is not None and self._last.phase == error.phase:
+            text = f"out of memory again with {before} ({error.phase})"
         self._last = error
-        return f"{error.got}: {error.need.splitlines()[0]}; from now on {self._tried} ({_ADAPT}), the same global batch"
+        return f"{text}; from now on {self._tried} ({_ADAPT}), the same global batch"
 
     def _why_not(self, error: OutOfMemoryError) -> str:
         """Say why nothing more is tried."""

@@ -24,7 +24,7 @@ from kway.launch.torchrun import from_environment
 from kway.planned import Planned, short_set, spelled_set, titled
 from kway.planning import doubts, history
 from kway.records import Training
-from kway.report.plans import trust
+from kway.report.plans import left_out, trust
 from kway.step.build import build
 from kway.step.kinds import DEFAULT_KIND
 from kway.strategies.layout import AUTO, one_process
@@ -217,12 +217,13 @@ def _unpriced(going: Going, asked: Asked, known: Known, error: NotMeasuredError)
 
     A measurement leaves out what a busy machine keeps it from telling.
     """
-    found, _ = asked.candidates(lambda device: known.step_kinds(device, asked.step_kinds))
+    found, left = asked.candidates(lambda device: known.step_kinds(device, asked.step_kinds))
     chosen = min(found, key=lambda each: one_process(each.layout))
     which = "the only layout that is left" if len(found) == 1 else f"of {counted(len(found), 'candidate')}"
     line = f"auto: {chosen.strategy} on {short_set([*chosen.device_set])}, {which}, not priced: {error.need}"
     devices = spelled_set([*chosen.device_set])
-    return replace(going, devices=devices, strategy=chosen.strategy, lines=(line, *known.notices))
+    lines = (line, *left_out([each.to_dict() for each in left]), *known.notices)
+    return replace(going, devices=devices, strategy=chosen.strategy, lines=lines)
 
 
 def _announced(job: Job, say: Callable[[str], None]) -> Callable[[str], None]:
@@ -243,10 +244,11 @@ def _announced(job: Job, say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def told(record: Planned) -> tuple[str, ...]:
-    """Say in two lines what was chosen, and why; then what there is to note of the plan."""
+    """Say in two lines what was chosen, and why; then what was left out, and what there is to note of the plan."""
     row = record.best
     count = counted(len(record.candidates), "candidate")
     trusted = next((line.partition(" ")[2].strip() for line in trust(record) if "on average" in line), "")
     first = f"auto: {titled(row)} of {count}, {seconds_text(row['step_s'])} a step predicted"
     first += f", found out in {seconds_text(record.seconds)}" if record.seconds > SAID_S else ""
-    return first + (f" ({trusted})" if trusted else ""), f"why: {row['reason']}", *record.notices
+    first += f" ({trusted})" if trusted else ""
+    return first, f"why: {row['reason']}", *left_out(record.left), *record.notices

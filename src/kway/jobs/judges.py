@@ -260,8 +260,24 @@ def far_and_right(judge: Judge, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"({names[0]}{', ...' * (len(names) > 1)}) by as much on one device"
     )
     if judge.divides and names[0].startswith(MOVED):
-        text += f"; {judge.divides} divides by the root of squared gradients, and magnifies rounding where it is tiny"
+        text += f"; {_magnifies(judge)}"
     return [text]
+
+
+def magnified(judge: Judge, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line where a row fails whose optimizer may have made much of rounding. Bits are not rounded apart."""
+    if not judge.divides or not any(row["equal"] == "no" and row["level"] != "bits" for row in rows):
+        return []
+    return [
+        f"{_magnifies(judge)}: what differs may be no more than that. The proof with SGD (without --optimizer, in "
+        "Python without own_optimizer) tells whether the arithmetic is the same"
+    ]
+
+
+def _magnifies(judge: Judge) -> str:
+    return (
+        f"{judge.divides} divides by the root of squared gradients, and magnifies rounding where it is tiny"
+    )
 
 
 def _orders(case: Case, shards: int | None) -> Iterator[Sequence[Any]]:

@@ -25,7 +25,7 @@ from kway.measuring.experiment import Experiment, chosen
 from kway.measuring.kept import facts, keep, recall
 from kway.measuring.limits import limits_of
 from kway.measuring.reference import reference
-from kway.measuring.timer import Policy
+from kway.measuring.timer import Policy, noisy
 from kway.records import Cluster
 from kway.step.seeds import preserved_everywhere
 from kway.training.surroundings import machine, versions
@@ -191,7 +191,7 @@ def _measured(
         "seconds": time.perf_counter() - begun,
         "tries": max((reading.tries for reading in readings), default=0),
         "drift": max((reading.drift for reading in readings), default=0.0),
-        "noisy": "; ".join(dict.fromkeys(reading.noisy for reading in readings if reading.noisy)),
+        "noisy": noisy(readings),
         "left": {name: why for reading in readings for name, why in reading.left.items()},
         "notes": list(bench.notes),
     }, figures

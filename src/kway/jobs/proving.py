@@ -18,7 +18,7 @@ from kway.errors import KwayError, OutOfMemoryError, RefusedError, UsageError, l
 from kway.job import Job
 from kway.jobs.arguments import check_given
 from kway.jobs.folder import claimed
-from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge, far_and_right
+from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge, far_and_right, magnified
 from kway.jobs.place import Place, choose, rank_threads
 from kway.launch.one_run import alone
 from kway.launch.torchrun import from_environment
@@ -177,6 +177,7 @@ def prove(
                 dict.fromkeys(
                     [
                         *_blamed(judge, rows),
+                        *magnified(judge, rows),
                         *notices,
                         *warned,
                         *parts.notices,
@@ -228,7 +229,8 @@ def _notice_optimizer(own: str | None) -> list[str]:
         return []
     return [
         f"proved with SGD (lr 0.1, momentum 0.9) instead of the job's {own}: steps that adapt to the gradient's size "
-        "hide wrong factors and magnify rounding; own_optimizer=True (--optimizer) proves with another"
+        "hide wrong factors and magnify rounding; own_optimizer=True proves with the job's own, on the command line "
+        "--optimizer NAME with the one that it names (for the job's own its function: --optimizer path/file.py:name)"
     ]
 
 

@@ -123,9 +123,9 @@ def train(
     ``devices``: ``"auto"``, a number, ``"cpu:N"``, ``"cuda:I,J"``, or a ``torch.device`` or a list of them.
     ``strategy``: ``"single"``, ``"data"``, ``"threads"`` or with a size, ``"data=2"``; ``"auto"`` for the fastest that
     a plan finds (``kway.plan``; what is not remembered of model and machine is found out first, in 10 s at most);
-    ``None`` for one device on CPUs, and data parallelism over all GPUs. ``plan``: what ``kway.plan`` returned, or the
-    path of its plan.json, in place of devices, strategy, step kind and, where it is open, batch size; a plan for less
-    than ``exactness`` is refused.
+    ``None`` for data parallelism over the devices that are named; where none are, over all GPUs, or one device on CPUs.
+    ``plan``: what ``kway.plan`` returned, or the path of its plan.json, in place of devices, strategy, step kind and,
+    where it is open, batch size; a plan for less than ``exactness`` is refused.
     ``exactness``: ``"math"``, ``"bits"`` (equal bits on any number of devices up to ``shards``) or ``"loose"``.
     ``step_kind``: how a step runs: ``"eager"``, ``"compiled"`` and, on GPUs, ``"graph"`` or ``"compiled-graph"``;
     ``settings``: what else of it is chosen, by name (``kway.step.settings``): ``{"optimizer": "fused"}``. Where

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from kway.checkpoints.reading import open_checkpoint
-from kway.devices import busy
-from kway.devices.topology import discover
 from kway.errors import UsageError
 from kway.job import PRECISIONS, Job
 from kway.jobs.arguments import check_job, truth
@@ -102,14 +100,10 @@ def tune(
         if out is not None:
             # Claimed once for all ranks, the first of which names it.
             folder = on_main(where, lambda: str(stack.enter_context(claimed(out, "tune.json"))))
-        waits = busy.said(busy.taken(discover().cpu["usable"])) if where.is_main else []
-        for line in waits:
-            say(line)
         tuned, gpus = where.run(
             tune_rank, sent, where.plan, wish, own, on_event=lambda event: say(event["text"]), ranks=ranks
         )[0]
         record = record_of(job, where, parts.order.batch_size, tuned, wish, gpus)
-        record = replace(record, notices=[*waits, *record.notices])
         if folder is not None and where.is_main:
             record.save(Path(folder))
     return record
@@ -185,7 +179,7 @@ def in_the_way_chosen(context: Any, spec: TrainSpec, model: nn.Module) -> TrainS
         context.world, spec.job, spec.plan, model, spec.tune, length, context.status, say, context.stop
     )
     job, plan = applied(tuned.choice, spec.job, spec.plan)
-    told = _told(tuned.how, tuned.choice, tuned.why, tuned.seconds, tuned.made)
+    told = _told(tuned.how, tuned.choice, tuned.why, tuned.seconds, tuned.made, tuned.busy)
     return replace(spec, job=job, plan=plan, tuned=told, told=(*spec.told, *_lines(tuned, spec.tune)))
 
 
@@ -205,30 +199,40 @@ def _as_begun(spec: TrainSpec, resume: str) -> TrainSpec:
     )
 
 
-def _told(how: str, choice: Choice, why: str, seconds: float = 0.0, made: str = "") -> dict[str, Any]:
-    """Return what a record says of how a run's steps were chosen."""
-    return {"how": how, "why": why, "seconds": seconds, "made": made, "choice": dict(choice)}
+def _told(
+    how: str, choice: Choice, why: str, seconds: float = 0.0, made: str = "", others: str = ""
+) -> dict[str, Any]:
+    """Return what a record says of how a run's steps were chosen. ``others``: see ``Tuned.busy``."""
+    return {
+        "how": how, "why": why, "seconds": seconds, "made": made, "busy": others, "choice": dict(choice)
+    }  # fmt: skip
 
 
 def _lines(tuned: Tuned, wish: Wish) -> list[str]:
     """Say in a line what was chosen for a run: nothing, where nothing was looked for or found."""
-    text = choice_text(tuned.choice)
+    text, beside = choice_text(tuned.choice), _beside(tuned)
+    anew = "kway tune --refresh measures anew"
     if tuned.how == "remembered" and tuned.why:
         return [f"steps run as they are: {tuned.why} (--step-kind compiled: all the same)"]
     if tuned.how == "remembered":
         if tuned.choice:
-            return [f"{text}, as measured on {tuned.made[:10]} (--no-tune: as it is)"]
+            again = f"{anew}; " if beside else ""
+            return [f"{text}, as measured on {tuned.made[:10]}{beside} ({again}--no-tune: as it is)"]
         return [
-            f"steps run as they are: on {tuned.made[:10]} nothing was found that is faster "
-            "(kway tune --refresh measures anew)"
+            f"steps run as they are: on {tuned.made[:10]}{beside} nothing was found that is faster ({anew})"
         ]
     if tuned.how == "left":
         # A run that nobody asked to tune, and that tried nothing, has nothing to say.
         return [f"not tuned: {tuned.why}"] if tuned.seconds or wish.seconds is not None else []
     if not tuned.choice:
-        return [f"steps run as they are: in {tuned.seconds:.0f} s nothing was found that is faster"]
+        return [f"steps run as they are: in {tuned.seconds:.0f} s{beside} nothing was found that is faster"]
     sure = "once only" if tuned.found is None or tuned.found.again is None else "twice"
-    return [f"{text}, as measured now, {sure}, in {tuned.seconds:.0f} s (--no-tune: as it is)"]
+    return [f"{text}, as measured now, {sure}, in {tuned.seconds:.0f} s{beside} (--no-tune: as it is)"]
+
+
+def _beside(tuned: Tuned) -> str:
+    """Say beside whom a choice was measured, where other programs took too much."""
+    return f" while other programs kept {tuned.busy} busy" if tuned.busy else ""
 
 
 def record_of(job: Job, where: Place, batch_size: int, tuned: Tuned, wish: Wish, gpus: list[str]) -> Tuning:
@@ -254,6 +258,11 @@ def record_of(job: Job, where: Place, batch_size: int, tuned: Tuned, wish: Wish,
         plain_step_s=None if plain is None else plain.median_s,
         chosen_step_s=_step_s(rows, tuned.choice),
         notices=[
+            *(
+                [f"measured{_beside(tuned)}: without them another choice may win (--refresh measures again)"]
+                if tuned.busy
+                else []
+            ),
             *where.notices,
             *_taken_up(tuned, wish, plan.exactness),
             *([tuned.untried] if tuned.untried else []),
@@ -261,6 +270,7 @@ def record_of(job: Job, where: Place, batch_size: int, tuned: Tuned, wish: Wish,
         versions=versions(),
         machine=machine(gpus),
         again=None if tuned.found is None else tuned.found.again,
+        busy=tuned.busy,
     )
 
 
@@ -290,6 +300,7 @@ def _taken_up(tuned: Tuned, wish: Wish, exactness: str) -> list[str]:
 def _row(row: Row, plain: Reading | None) -> dict[str, Any]:
     reading = row.reading
     timed = reading if reading is not None and reading.step_s else None
+    plain = row.plain or plain
     return {
         "stage": row.stage,
         "choice": dict(row.choice),
@@ -311,6 +322,6 @@ def _step_s(rows: list[Row], choice: Choice) -> float | None:
     times = [
         row.reading.median_s
         for row in rows
-        if row.choice == choice and row.reading is not None and row.reading.step_s
+        if row.choice == choice and not row.is_again and row.reading is not None and row.reading.step_s
     ]
     return times[-1] if times else None

@@ -96,15 +96,49 @@ class Reading:
     @property
     def noisy(self) -> str:
         """Say why the figures of this set are not to be trusted as far as others; ``""`` where they are."""
-        if self.drift > DRIFT:
-            times = (
-                f"in each of {self.tries} tries" if self.tries > 1 else "and there was no time to try again"
-            )
-            return f"a reference workload drifted by {self.drift:.0%} between rounds {times}"
-        spreads = [timing.spread for timing in self.timings.values()]
-        if spreads and median(spreads) > NOISY:
-            return f"samples of the typical candidate spread over {median(spreads):.0%} of their median"
+        return noisy([self])
+
+    @property
+    def spread(self) -> float:
+        """That of the typical candidate."""
+        return median([timing.spread for timing in self.timings.values()] or [0.0])
+
+
+def noisy(readings: Sequence[Reading]) -> str:
+    """Say why the figures of these sets are not to be trusted as far as others; ``""`` where they are.
+
+    What several of them have in common is said once, with its range, how many they are and what is first in each.
+    """
+    drifted = [reading for reading in readings if reading.drift > DRIFT]
+    spread_out = [reading for reading in readings if reading.drift <= DRIFT and reading.spread > NOISY]
+    found = []
+    if drifted:
+        tries = max(reading.tries for reading in drifted)
+        times = f"in each of {tries} tries" if tries > 1 else "and there was no time to try again"
+        by = _range([reading.drift for reading in drifted])
+        found.append(
+            f"a reference workload drifted by {by} between rounds {times}{_where(drifted, readings)}"
+        )
+    if spread_out:
+        over = _range([reading.spread for reading in spread_out])
+        where = _where(spread_out, readings)
+        found.append(f"samples of the typical candidate spread over {over} of their median{where}")
+    return "; ".join(found)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.0%}", f"{max(values):.0%}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _where(some: Sequence[Reading], readings: Sequence[Reading]) -> str:
+    """Name the sets, where there are others or several."""
+    if len(readings) == 1:
         return ""
+    # Without what tells a candidate from the others of its set.
+    names = [next(iter(reading.timings), "").partition(" (")[0] for reading in some]
+    text = ", ".join(dict.fromkeys(filter(None, names)))
+    return f" (in {len(some)} of {len(readings)} sets that were timed: {text})"
 
 
 def quantile(values: Sequence[float], part: float) -> float:
@@ -182,7 +216,7 @@ class Timer:
         self._policy, self._clock = policy, clock
 
     def time(self, candidates: Sequence[Candidate], reference: Work) -> Reading:
-        """Time the candidates, the cheapest of a family first. What raises, or has no room in the budget, is left.
+        """Time the candidates, the cheapest of a family first. What raises, or has no time in the budget, is left.
 
         Raises what ``reference`` raises, and ``ValueError`` for two candidates of one name.
         """
@@ -212,6 +246,10 @@ class Timer:
         waited = ends - begun - self._policy.seconds
         return Reading(timings, left, moved, max(tries, 1), self._clock() - begun - waited)
 
+    @property
+    def _no_time(self) -> str:
+        return f"no time for it in the {self._policy.seconds:.3g} s that there were"
+
     def _calibrated(
         self, candidates: Sequence[Candidate], round_s: float, ends: float
     ) -> tuple[dict[str, Calibration], dict[str, str], float]:
@@ -227,7 +265,7 @@ class Timer:
             once = pace.get(candidate.family, 0.0) * candidate.work
             # Beside its least rounds, a candidate is called twice to be calibrated.
             if room <= 0 or (least + 2) * once > room:
-                left[candidate.name] = f"no room in {self._policy.seconds:.3g} s"
+                left[candidate.name] = self._no_time
                 continue
             try:
                 held = calibrate(candidate.run, sample_s, self._clock, once)
@@ -241,7 +279,7 @@ class Timer:
                 # What is too short to tell says that smaller ones have told nothing either.
                 pace[candidate.family] = once / candidate.work if once > _OF_WORK * sample_s else 0.0
             if ends - self._clock() < least * (round_s + held.took):
-                left[candidate.name] = f"no room in {self._policy.seconds:.3g} s"
+                left[candidate.name] = self._no_time
                 continue
             found[candidate.name] = held
             round_s += held.took

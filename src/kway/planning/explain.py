@@ -54,7 +54,9 @@ def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int, clos
     several = next((other for other in others if other["devices"] > row["devices"]), None)
     if several is not None:
         return f"{word}: {titled(several)} takes {several_ratio(row, several):.2f} times as long a sample"
-    return f"{word} of {counted(len(others) + 1, 'candidate')}" if others else "the only candidate that fits"
+    if others:
+        return f"{word} of {counted(len(others) + 1, 'candidate')}"
+    return "the only candidate that fits" if len(rows) > 1 else "the only candidate"
 
 
 def several_ratio(row: Row, other: Row) -> float:

@@ -49,6 +49,22 @@ def _left(rows: list[dict[str, Any]]) -> list[str]:
     )
 
 
+def left_out(rows: list[dict[str, Any]], most: int = MOST_LEFT) -> list[str]:
+    """Return a line for each reason for which something was left out, ``most`` at most."""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if row["devices"] or row["step_kind"] == "any":
+            by_reason.setdefault(row["why"], []).append(_name(row))
+    lines = [
+        f"left out: {names[0] if len(names) == 1 else counted(len(names), 'candidate')}: {why}"
+        for why, names in by_reason.items()
+    ]
+    more = len(lines) - most
+    return lines[:most] + (
+        [f"left out for {counted(more, 'more reason')}: kway plan lists all"] if more > 0 else []
+    )
+
+
 def _name(row: dict[str, Any]) -> str:
     if not row["devices"]:
         return "CPU ranks" if row["device_set"] == ["cpu"] else "GPUs"
@@ -138,7 +154,7 @@ def _whole(record: Planned) -> list[str]:
         f"chosen     {titled(best)}: {seconds_text(best['step_s'])} a step of {counted(best['batch_size'], 'sample')}"
     ]
     if record.serial_fraction is None and one_device(record.candidates, best) is not None:
-        lines.append(f"serial     not known: with fewer samples one device {_no_line(record.candidates)}")
+        lines.append(f"serial     not known: {_no_line(record.candidates)}")
     if record.serial_fraction is not None:
         text = f"serial     {record.serial_fraction:.1%} of a step on one device stays whatever its samples"
         bound = record.amdahl_bound
@@ -151,8 +167,8 @@ def _whole(record: Planned) -> list[str]:
 def _no_line(rows: list[dict[str, Any]]) -> str:
     """Say why no line goes through the times of one device: there are none of other shares, or they are too noisy."""
     if any(row["break_even"].get("known", True) for row in rows if row["devices"] > 1):
-        return "is not as much faster as several are predicted to be"
-    return "was not timed"
+        return "the times of one device with fewer samples are too noisy to tell"
+    return "one device was not timed with fewer samples"
 
 
 def trust(record: Planned) -> list[str]:
@@ -221,9 +237,12 @@ def _too_close(record: Planned) -> list[str]:
     ]
 
 
-def side_by_side(predicted_s: float, measured_s: float | None) -> str:
-    """Say in a line what was predicted of a run, and what it took."""
+def side_by_side(predicted_s: float, measured_s: float | None, chosen: str = "") -> str:
+    """Say in a line what was predicted of a run, and what it took. ``chosen``: how its steps ran otherwise than as they
+    are, of which alone there are predictions.
+    """
     if measured_s is None:
         return f"predicted  {seconds_text(predicted_s)} a step; too few steps to time one"
     error = predicted_s / measured_s - 1
-    return f"predicted  {seconds_text(predicted_s)} a step, measured {seconds_text(measured_s)}: off by {error:+.1%}"
+    text = f"predicted  {seconds_text(predicted_s)} a step, measured {seconds_text(measured_s)}: off by {error:+.1%}"
+    return f"{text} (the prediction was made without {chosen})" if chosen else text

@@ -38,7 +38,8 @@ class Progress:
     ``start``
         ``epochs``, ``steps_per_epoch`` and ``samples`` (in one epoch; ``None`` where only its end will tell),
         ``devices``, ``strategy``; ``stops_after``, the steps of the whole run where they may end it before its epochs;
-        ``resumed_from_step``, the steps that were taken before, or ``None``
+        ``resumed_from_step``, the steps that were taken before, or ``None``; ``compiles``, whether the first steps wait
+        for a compiler
     ``step``
         ``epoch`` (from 1), ``step`` (done in this epoch), ``steps`` and ``loss`` (or ``None``), ``samples`` over
         ``seconds`` (both since the epoch began)
@@ -76,6 +77,10 @@ class Progress:
         # Steps of an epoch, where the run may end inside one; epochs of the run, counted with their fractions.
         self._cut: int | None = None
         self._length: float | None = total_epochs
+        # Whether steps that wait for a compiler are still to come; the samples and seconds of an epoch with such steps.
+        self._compiles = False
+        self._begun: tuple[int | None, float, float] = None, 0.0, 0.0
+        self._header = ""
         self._metrics: dict[str, float] = {}
         # The epoch that they are of.
         self._judged: int | None = None
@@ -134,9 +139,20 @@ class Progress:
             parts.append(f"{event.get('strategy', '')} on {counted(devices, 'device')}".strip())
         if before := event.get("resumed_from_step"):
             parts.append(f"{counted(before, 'step')} taken before")
-        self._print(", ".join(part for part in parts if part))
+        header = ", ".join(part for part in parts if part)
+        # Of a run that is started again only what is another one.
+        self._print(header if header != self._header else "")
+        self._header = header
+        # A run that is started again compiles again.
+        self._compiles, self._begun = bool(event.get("compiles")), (None, 0.0, 0.0)
+        if self._compiles:
+            self._print(
+                "compiling  the first step takes seconds to minutes; so does the first of each other batch size"
+            )
 
     def _step(self, event: Mapping[str, Any]) -> None:
+        if self._compiles:
+            self._compiles, self._begun = False, (event["epoch"], event["samples"], event["seconds"])
         now = self._clock()
         if now - self._last < (REDRAW_S if self._live else PLAIN_S):
             return
@@ -149,11 +165,12 @@ class Progress:
 
     def _step_fields(self, event: Mapping[str, Any]) -> list[tuple[int, str]]:
         loss = lines.number(event.get("loss"))
-        left = self._seconds_left(event)
+        samples, seconds = self._timed(event)
+        left = self._seconds_left(event, samples, seconds)
         return [
             (0, f"epoch {lines.of(event['epoch'], self._epochs)}"),
             (1, f"step {lines.of(event['step'], event.get('steps'))}"),
-            (4, lines.rate(event["samples"], event["seconds"])),
+            (4, lines.rate(samples, seconds) if samples else ""),
             (3, lines.time_left(left) if left is not None else ""),
             (2, f"loss {loss:.4f}" if loss is not None else ""),
             (5, self._last_known(event["epoch"])),
@@ -164,12 +181,19 @@ class Progress:
         text = lines.named(self._metrics)
         return f"{text} (epoch {self._judged})" if text and self._judged not in (None, epoch) else text
 
-    def _seconds_left(self, event: Mapping[str, Any]) -> float | None:
+    def _timed(self, event: Mapping[str, Any]) -> tuple[float, float]:
+        """Return the samples and seconds of this epoch that tell its rate: without the first steps that compile."""
+        epoch, samples, seconds = self._begun
+        if event["epoch"] != epoch:
+            return event["samples"], event["seconds"]
+        return event["samples"] - samples, event["seconds"] - seconds
+
+    def _seconds_left(self, event: Mapping[str, Any], samples: float, seconds: float) -> float | None:
         """Estimate the training time left from this epoch's rate; validation is not in it."""
-        if not (self._length and self._samples and event.get("steps") and event["samples"]):
+        if not (self._length and self._samples and event.get("steps") and samples):
             return None
         epochs_left = max(0.0, self._length - event["epoch"] + 1 - event["step"] / event["steps"])
-        return float(epochs_left * self._samples * event["seconds"] / event["samples"])
+        return float(epochs_left * self._samples * seconds / samples)
 
     def _validation(self, event: Mapping[str, Any]) -> None:
         self._metrics, self._judged = lines.metrics(event), event["epoch"]

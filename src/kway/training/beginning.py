@@ -7,6 +7,7 @@ from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, OneCycleLR, Ste
 
 from kway.data.parts import Parts
 from kway.errors import UsageError
+from kway.step.kinds import kind_of
 from kway.step.scaling import Scaled
 from kway.training.spec import TrainSpec
 from kway.units import counted
@@ -16,11 +17,17 @@ FADED = 1e-4
 
 
 def start_of(
-    spec: TrainSpec, parts: Parts, steps: int | None, resumed: int | None, subject: Mapping[str, Any]
+    spec: TrainSpec,
+    parts: Parts,
+    steps: int | None,
+    resumed: int | None,
+    subject: Mapping[str, Any],
+    step_kind: str,
 ) -> dict[str, Any]:
     """Return the event ``start``. ``steps`` of the first epoch, ``resumed``: those taken before, where they are known.
 
-    ``subject``: the record's, with ``optimizer``.
+    ``subject``: the record's, with ``optimizer``. ``step_kind``: the one that steps have, a simpler one than asked for
+    where a compiler lacks.
     """
     return {
         "event": "start",
@@ -30,6 +37,7 @@ def start_of(
         "samples": parts.order.samples,
         "devices": spec.plan.devices,
         "strategy": spec.plan.strategy,
+        "compiles": kind_of(step_kind).compiles,
         "resumed_from_step": resumed,
         "job": config_of(spec, parts.order.batch_size, subject),
     }

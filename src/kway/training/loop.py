@@ -163,7 +163,8 @@ class Loop:
         foreseen = too_many_steps(self.spec, train)
         check_schedule(self.spec, train, self.engine.schedule)
         self.own_notices += [*foreseen, *fading(self.spec, train, self.engine.schedule)]
-        self._say(start_of(self.spec, train, self.loader.steps(0), self.resumed, self.subject))
+        steps, kind = self.loader.steps(0), self.engine.step_kind
+        self._say(start_of(self.spec, train, steps, self.resumed, self.subject, kind))
         for line in dict.fromkeys([*self.spec.told, *self._set_up(), *self._all_notices]):
             self._say({"event": "notice", "text": line})
         return foreseen

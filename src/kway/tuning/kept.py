@@ -27,7 +27,8 @@ from kway.world import World
 class Kept:
     """A choice, and when it was made. ``compiling_s``: what it took to compile, where it is compiled and the step as it
     is is not, else 0; ``gain_s``: by how much it was faster, a step. ``seconds``: how many there were to make it in,
-    infinite where no more of them would have changed it; ``step_s``: those of a step as it is.
+    infinite where no more of them would have changed it; ``step_s``: those of a step as it is. ``busy``: what other
+    programs kept busy meanwhile, or ``""``.
     """
 
     choice: Choice
@@ -36,6 +37,7 @@ class Kept:
     gain_s: float = 0.0
     seconds: float = math.inf
     step_s: float = 0.0
+    busy: str = ""
 
     def repays(self, steps: int) -> bool:
         """Whether a run of so many steps wins what compiling may take."""
@@ -122,7 +124,8 @@ def recall(known: dict[str, Any], seconds: float | None) -> Kept | None:
         compiling_s, gain_s, step_s = (
             float(held.get(name, 0.0)) for name in ("compiling_s", "gain_s", "step_s")
         )
-        return Kept(check_choice(held["choice"]), str(held["made"]), compiling_s, gain_s, there, step_s)
+        choice, made, others = check_choice(held["choice"]), str(held["made"]), str(held.get("busy", ""))
+        return Kept(choice, made, compiling_s, gain_s, there, step_s, others)
     except (ValueError, KeyError, TypeError, UsageError, OverflowError):
         return None
 
@@ -130,4 +133,4 @@ def recall(known: dict[str, Any], seconds: float | None) -> Kept | None:
 def keep(known: dict[str, Any], kept: Kept) -> None:
     """Keep a choice under the facts that it was made under."""
     numbers = {name: getattr(kept, name) for name in ("seconds", "compiling_s", "gain_s", "step_s")}
-    write(_place(known), known, made=kept.made, choice=dict(kept.choice), **numbers)
+    write(_place(known), known, made=kept.made, choice=dict(kept.choice), busy=kept.busy, **numbers)

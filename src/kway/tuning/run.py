@@ -16,6 +16,7 @@ from kway.data.arrays import InMemory
 from kway.data.order import KeyedOrder
 from kway.data.parts import Parts
 from kway.data.streams import StreamOrder
+from kway.devices import busy, cpu
 from kway.devices.compilers import missing
 from kway.errors import UsageError, line_of
 from kway.job import Job
@@ -64,7 +65,8 @@ class Tuned:
     """``choice``; ``how``: ``"measured"``, ``"remembered"`` or ``"left"``, with ``why`` where it was left.
 
     ``seconds`` that it took, ``made``: when it was measured; ``found``: what was looked at, where it was measured now;
-    ``untried``: what could not be a candidate here, and why.
+    ``untried``: what could not be a candidate here, and why. ``busy``: what other programs kept busy when it was
+    measured, like ``1.8 of 2 processors``, or ``""``.
     """
 
     choice: Choice
@@ -74,6 +76,7 @@ class Tuned:
     made: str = ""
     found: Found | None = None
     untried: str = ""
+    busy: str = ""
 
 
 def tune(
@@ -110,13 +113,16 @@ def tune(
         if held is not None and not _has_more(held, wish, steps, parts):
             # Of no epochs: nothing is to be run. At bits a choice is part of them, whatever the length.
             why = _not_repaid(held, steps) if length[0] and plan.exactness != "bits" else ""
-            return Tuned({} if why else held.choice, "remembered", why, made=held.made)
+            return Tuned({} if why else held.choice, "remembered", why, made=held.made, busy=held.busy)
         if why := _not_measured(wish, steps, parts):
             return Tuned({}, "left", why)
         apart, why = _on_own_data(job, world)
         whys = group.objects(why or _not_copied(model, job))
         if any(whys):
             return Tuned({}, "left", next(filter(None, whys)))
+        others = _others(group)
+        for line in busy.said(others):
+            say(line)
         say("measuring which way to run the steps is fastest")
         compared = COMPARED[torch.device(world.device).type]
         with meeting(group) as met:
@@ -142,14 +148,22 @@ def tune(
             if subject.workers is not None and any(whys := group.objects(why_once(apart))):
                 subject = replace(subject, workers=None, no_workers=next(filter(None, whys)))
             found = search(stages(subject), budget.measure, budget.cost, budget.again, budget.left, start)
+        # A moment that became busy meanwhile is one, too.
+        others = others or _others(group)
         made = datetime.now(UTC).isoformat(timespec="seconds")
         if known is not None and not budget.stopped:
             there = math.inf if found.whole else budget.seconds
-            keep(known, Kept(found.best, made, *_compiling(found, start, plan), there, start.median_s))
+            took = *_compiling(found, start, plan), there, start.median_s
+            keep(known, Kept(found.best, made, *took, others))
         spent = time.perf_counter() - begun
         if line := budget.overrun(spent):
             say(line)
-        return Tuned(found.best, "measured", "", spent, made, found, untried(subject))
+        return Tuned(found.best, "measured", "", spent, made, found, untried(subject), others)
+
+
+def _others(group: Group) -> str:
+    """Return what other programs keep busy where rank 0 is, while all ranks wait for it; ``""``: enough is left."""
+    return str(group.objects(busy.taken(cpu.usable_cores()) if group.rank == 0 else "")[0])
 
 
 def _known(
@@ -231,7 +245,9 @@ def _not_copied(model: nn.Module, job: Job) -> str:
     if len({each.untyped_storage().data_ptr() for each in held if each.nbytes}) < sum(
         1 for each in held if each.nbytes
     ):
-        return "parameters or buffers of the model share their memory, which a copy of it would not"
+        return (
+            "parameters or buffers of the model are views of one storage, which those of a copy would not be"
+        )
     try:
         copied(model, job)
     except Exception as error:

@@ -11,6 +11,10 @@ from kway.tuning.knobs import Choice, Stage
 LEAST_GAIN = 0.01
 # A winner that nobody has time to measure again wins only by more than this.
 CLEAR_GAIN = 0.05
+# The stage of what is measured a second time.
+ONCE_MORE = "once more"
+# Of what had won, and did not stay the choice.
+OVERTAKEN = "the best so far, until a later one won"
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,21 @@ class Reading:
 
 @dataclass
 class Row:
-    """One line of the table: a choice, its reading if there is one, and what was decided."""
+    """One line of the table: a choice, its reading if there is one, and what was decided.
+
+    ``plain``: the reading of the step as it is that it stands beside; ``None``: the first one.
+    """
 
     stage: str
     choice: Choice
     reading: Reading | None
     verdict: str
+    plain: Reading | None = None
+
+    @property
+    def is_again(self) -> bool:
+        """Whether it was measured to see whether what had won wins once more."""
+        return self.stage == ONCE_MORE
 
 
 @dataclass
@@ -106,7 +119,7 @@ def search(
                 found.whole = False
                 continue
             reading = readings[_key(choice)] = measure(choice)
-            verdict = _verdict(reading, its)
+            verdict = _verdict(reading, its, start)
             found.rows.append(Row(stage.name, choice, reading, verdict))
             if not verdict:
                 winner, its = choice, reading
@@ -117,37 +130,44 @@ def search(
         _take_back(found, "no time to measure it again, and the gain is small")
     for row in found.rows:
         if not row.verdict:
-            row.verdict = "chosen" if row.choice == found.best else "slower" if row.choice else "baseline"
+            row.verdict = "chosen" if row.choice == found.best else OVERTAKEN if row.choice else "baseline"
     return found
 
 
-def _verdict(reading: Reading, best: Reading) -> str:
-    """Return why a choice is not the best one, or ``""``."""
+def _verdict(reading: Reading, best: Reading, plain: Reading) -> str:
+    """Return why a choice does not win over the ``best`` so far, or ``""``.
+
+    Beside ``plain``, the step as it is, the table has the ratio; beside another one the verdict has it.
+    """
     if reading.refused:
         return f"refused: {reading.refused}"
     if reading.difference:
         return f"discarded: {reading.difference}"
-    return "" if faster(reading, best) else "slower" if reading.median_s > best.median_s else "no faster"
+    if faster(reading, best):
+        return ""
+    how = "slower" if reading.median_s > best.median_s else "no faster"
+    if best is plain:
+        return f"{how} than the step as it is"
+    return f"{how} than the best so far ({reading.median_s / best.median_s:.3f} of it)"
 
 
 def _confirm(found: Found, measure: Callable[[Choice], Reading], start: Reading) -> None:
     """Measure the step as it is and the winner again, one after the other: a machine that drifted chose by chance."""
     before, again = measure({}), measure(found.best)
+    plain = start
     if before.step_s and again.step_s and not again.difference:
         # Of both readings of the step as it is, the faster one counts.
         plain = min(start, before, key=lambda reading: reading.median_s)
         found.again = again.median_s / plain.median_s
         if faster(again, plain):
             return
-    # In the table its ratio is to the first reading of the step as it is.
-    beside = "" if found.again is None else f" ({found.again:.3f} of it now)"
-    lost, why = found.best, f"no faster than the step as it is{beside}"
+    lost, why = found.best, _verdict(again, plain, plain)
     if not before.step_s:
         why = f"the step as it is was refused ({before.refused})"
-    elif again.refused or again.difference:
-        why = _verdict(again, before)
-    _take_back(found, "did not hold")
-    found.rows.append(Row("once more", lost, again, f"{why}, when measured again"))
+    _take_back(found, "won, but not when measured again")
+    if before.step_s:
+        found.rows.append(Row(ONCE_MORE, {}, before, "baseline, measured again", plain))
+    found.rows.append(Row(ONCE_MORE, lost, again, f"{why}, when measured again", plain))
 
 
 def _take_back(found: Found, verdict: str) -> None:
