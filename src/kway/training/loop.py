@@ -22,12 +22,13 @@ from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
 from kway.training.began import check_options
-from kway.training.beginning import check_schedule, fading, start_of, too_few_steps, too_many_steps
+from kway.training.beginning import check_schedule, start_of, too_few_steps, too_many_steps
 from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
 from kway.training.ended import Ended
 from kway.training.facts import check_within, earlier_ways, other_masks, resumed_notices
+from kway.training.fading import fading
 from kway.training.growing import growth_lines
 from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
