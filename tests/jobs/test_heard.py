@@ -119,6 +119,30 @@ def test_an_error_of_kway_s_is_the_same_on_all_ranks(ranks):
     assert heard == own == [("UsageError", "bad sample")] * 2
 
 
+def mixed(context):
+    """Call something else on each rank; return losses and what was raised."""
+    torch.manual_seed(1)
+    job = kway.Job(
+        model=plain, loss=nn.CrossEntropyLoss(), data=(X, Y), validation=(X, Y), batch_size=8,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+    )  # fmt: skip
+    losses, how = [], "own" if context.world.rank else "evaluate"
+    with kway.parallel(job) as p:
+        for batch in p.batches(0):
+            losses.append(float(p.step(batch)))
+            with pytest.raises(
+                kway.MispairedError, match=r"rank 0 called kway.evaluate; rank 1 called p.evaluate"
+            ):
+                JUDGES[how](p, job)
+    return losses
+
+
+def test_a_loop_that_catches_that_ranks_called_other_things_goes_on(ranks):
+    one, other = ranks.run(mixed, limit=30)
+    assert one == other
+    assert len(one) == 3
+
+
 def test_the_rank_that_raised_is_blamed_and_not_the_one_that_was_told():
     told = kway.RankError(1, 1, "OSError: bad sample", "Traceback ...\nOSError: bad sample")
     first = failure.of_exception(0, told)

@@ -96,8 +96,8 @@ class Loop:
         self.engine.memory.adapts = self.world.origin not in ("env", "threads")
         # As it begins: a schedule changes the rate later.
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
-        self.loader = self.engine.loader(train)
-        self.validation = None if held is None else self._open(self.engine.loader(held))
+        self.loader = self._loader(train)
+        self.validation = None if held is None else self._open(self._loader(held))
         self.agenda = Agenda(spec, self.loader.steps)
         self.clock = clock_of(spec, self.world, self.engine.mesh.world, self.engine.device, self.status)
         self.watch = LossWatch(self.engine.device, compare=self.engine.compare)
@@ -153,6 +153,11 @@ class Loop:
             self._keep_weights(Path(spec.folder))
         self._say({"event": "end"})
         return record
+
+    def _loader(self, parts: Parts) -> Loader:
+        loader = self.engine.loader(parts)
+        loader.named = "workers" not in (self.spec.tuned or {}).get("choice", {})
+        return loader
 
     @property
     def _all_notices(self) -> list[str]:
