@@ -38,6 +38,8 @@ def line_of(error: BaseException) -> str:
     module = "" if kind.__module__ in ("__main__", "builtins") else f"{kind.__module__}."
     # What a syntax error says as a text names the file once more.
     text = (str(error.msg) if isinstance(error, SyntaxError) else text_of(error)).lstrip()
+    if isinstance(error, RankError):
+        text = error.headline
     return one_line(f"{module}{kind.__qualname__}: {text}" if text else f"{module}{kind.__qualname__}")
 
 

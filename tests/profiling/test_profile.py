@@ -274,6 +274,12 @@ def test_shares_that_the_model_cannot_compute_are_left_out():
     assert any(line.startswith("shares of 1 samples were left out") for line in record.notices)
 
 
+@pytest.mark.parametrize(("count", "more"), [(1, {"batch_size": 4}), (40, {"batch_size": 1})])
+def test_a_batch_that_has_no_statistics_is_the_users_error_in_one_line(count, more):
+    with pytest.raises(UsageError, match=r"^a batch of 1 sample, on which .*more than 1 value per channel"):
+        profiled(job(data=(X[:count], Y[:count]), **more), devices="cpu:1")
+
+
 class Greedy(nn.Linear):
     """Needs more memory than there is for more than ``most`` samples at once."""
 

@@ -1,5 +1,7 @@
 """What torch may compute with fewer bits, however a user said so: one way of torch refuses to read the other."""
 
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -90,6 +92,54 @@ def test_a_place_of_its_own_stays_so_where_all_back_ends_are_said_later():
     with tf32(True):
         pass
     assert [row[1] for row in told_of(["ieee", "tf32"])] == ["ieee"] * 3
+
+
+# What torch begins with cannot be had again: it takes a process of its own.
+FRESH = """
+from functools import partial
+import torch, kway
+from kway.step.tf32 import _places, kept, tf32
+
+class Looks(torch.nn.Linear):
+    def forward(self, x):
+        seen.append([place.fp32_precision for place in _places()[3:]])
+        return super().forward(x)
+
+seen, put_back = [], kept()
+job = kway.Job(
+    partial(Looks, 2, 2), torch.nn.MSELoss(), partial(torch.optim.SGD, lr=0.1), (torch.ones(8, 2), torch.ones(8, 2)),
+    batch_size=4,
+)
+torch.backends.mkldnn.fp32_precision = "tf32"
+kway.train(job, devices="cpu:1", epochs=1, echo=False, tune=False)
+assert seen == [["ieee"] * 3] * 2, seen
+with tf32(True):
+    pass
+torch.backends.mkldnn.fp32_precision = "none"
+put_back()
+for value in ("ieee", "tf32"):
+    torch.backends.fp32_precision = value
+    print(*(place.fp32_precision for place in _places()))
+torch.backends.fp32_precision = "none"
+print(*(place.fp32_precision for place in _places()[1:3]))
+"""
+
+
+@pytest.mark.starts
+def test_a_run_on_a_cpu_leaves_torch_as_it_began(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-3:] == [" ".join(["ieee"] * 6), " ".join(["tf32"] * 6), "tf32 tf32"], (
+        done
+    )
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_what_is_so_already_is_not_written(device):
+    with tf32(False, device):
+        assert B.cuda.matmul.fp32_precision == "none"
 
 
 @pytest.mark.usefixtures("as_before")

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -75,6 +76,21 @@ def test_a_step_that_waits_for_samples_gets_workers_where_it_has_none():
     assert not any("workers" in note for note in record.notices)
     named = kway.tune(replace(job(Slow()), workers=0), devices="cpu:1", seconds=30, step_kind="eager")
     assert any("workers (named)" in note for note in named.notices)
+
+
+def test_torch_s_warning_of_many_workers_is_for_who_named_them(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    with pytest.warns(UserWarning, match="This DataLoader will create 2 worker processes"):
+        kway.train(replace(job(Slow()), workers=2), devices="cpu:1", steps=1, echo=False)
+    told = {"how": "measured", "why": "", "seconds": 1.0, "made": "", "choice": {"workers": 2}}
+    monkeypatch.setattr(
+        "kway.jobs.training.in_the_way_chosen",
+        lambda context, spec, model: replace(spec, job=replace(spec.job, workers=2), tuned=told),
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "This DataLoader will create")
+        run = kway.train(job(Slow()), devices="cpu:1", steps=1, echo=False)
+    assert run.record.tuned == told
 
 
 class Counts(Slow):

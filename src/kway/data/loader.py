@@ -40,7 +40,7 @@ class Loader:
 
     ``device``: where the batches are wanted. On a GPU, data in memory stays there where it fits; other batches are
     copied there ahead of their step. ``placement`` says which, from the first epoch on. The bits are the same.
-    ``around``: what shares pass through while they are read.
+    ``around``: what shares pass through while they are read. ``named``: see ``Workers``.
 
     ``compare`` compares a number over the ranks. It is called once an epoch of a user's sampler and once a batch
     of a stream, to see that all ranks read the same: reading these is a collective. ``shapes``: in what shapes the
@@ -64,7 +64,7 @@ class Loader:
         self.parts, self.rank, self.size, self.seed = parts, rank, size, seed
         self.micro_batch = None if micro_batch is None else check_batch_size(micro_batch)
         self.shards, self.device = shards, device
-        self.placement = "read by the host"
+        self.placement, self.named = "read by the host", True
         self.shapes = Shapes(parts, shards)
         self._compare = compare
         # Not a method: it travels to the worker that reads a stream, and the loader must not.
@@ -132,7 +132,7 @@ class Loader:
 
     def _opened(self, reader: Reader) -> Workers:
         if self._workers is None:
-            self._workers = Workers(reader, self.parts.workers, self.parts.worker_init, self.rank)
+            self._workers = Workers(reader, self.parts.workers, self.parts.worker_init, self.rank, self.named)
         return self._workers
 
     def _indexed(self, epoch: int, start: int) -> Iterator[Share]:

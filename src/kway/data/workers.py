@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
 from multiprocessing import parent_process
 from typing import Any
@@ -31,14 +32,30 @@ _PR_SET_PDEATHSIG = 1
 _SHARED = ("_index_queues", "_worker_result_queue", "_data_queue", "_workers_done_event")
 
 
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Keep to ourselves that torch would start fewer processes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
+
+
 class Workers:
     """``count`` processes that answer requests in order. They are kept from epoch to epoch.
 
     Data set, collate and ``init`` travel with cloudpickle, so lambdas and classes of ``__main__`` work; each
-    process gets a copy of the data set. Raises ``UsageError`` where they cannot be pickled.
+    process gets a copy of the data set. ``named``: whether the user said how many, and hears what torch thinks of so
+    many on so few processors. Raises ``UsageError`` where they cannot be pickled.
     """
 
-    def __init__(self, reader: Reader, count: int, init: Callable[[int], None] | None, rank: int) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        count: int,
+        init: Callable[[int], None] | None,
+        rank: int,
+        named: bool = True,
+    ) -> None:
         try:
             parcel = Parcel(dumped((reader, init)))
         except Exception as error:
@@ -48,24 +65,27 @@ class Workers:
                 "use workers=0",
             ) from error
         self._rank, self._parcel, self._requests = rank, parcel, _Requests()
-        self._loader: DataLoader[Any] | None = DataLoader(
-            parcel,
-            batch_size=None,
-            sampler=self._requests,
-            num_workers=count,
-            collate_fn=_as_it_is,
-            worker_init_fn=_begin,
-            multiprocessing_context=Context.preloaded(),
-            persistent_workers=True,
-            generator=torch.Generator(),  # else a draw from the process's own generator
-        )
+        self._said: Callable[[], AbstractContextManager[None]] = nullcontext if named else _unsaid
+        with self._said():
+            self._loader: DataLoader[Any] | None = DataLoader(
+                parcel,
+                batch_size=None,
+                sampler=self._requests,
+                num_workers=count,
+                collate_fn=_as_it_is,
+                worker_init_fn=_begin,
+                multiprocessing_context=Context.preloaded(),
+                persistent_workers=True,
+                generator=torch.Generator(),  # else a draw from the process's own generator
+            )
 
     def read(self, requests: Iterator[Any]) -> Iterator[Any]:
         """Yield the answer to each request, in order."""
         if self._loader is None:
             raise UsageError("workers that were closed", "open ones")
         self._requests.now = requests
-        answers = iter(self._loader)
+        with self._said():
+            answers = iter(self._loader)
         self._parcel.content = b""  # all processes have it
         while True:
             answer = self._next(answers)

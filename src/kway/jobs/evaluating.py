@@ -16,6 +16,7 @@ from kway.data.parts import Parts, take_apart
 from kway.errors import UsageError
 from kway.job import Job, check_path
 from kway.jobs.arguments import check_job
+from kway.jobs.heard import Heard
 from kway.jobs.place import place
 from kway.jobs.predictions import Piece, alike, merged
 from kway.jobs.together import meet
@@ -45,7 +46,9 @@ def evaluate(
     samples of a batch over all devices (default: a ``DataLoader``'s own, else the job's). ``strategy``: ``"auto"`` is
     data parallelism over the devices, without a plan. Prints what there is to know about data and devices on standard
     error. A module lies afterwards where it did, in its own dtypes. Raises ``UsageError`` before anything starts, and
-    ``ReplicaError`` where the model is that of an open job of which ranks hold other weights than each other.
+    ``ReplicaError`` where the model is that of an open job of which ranks hold other weights than each other. Inside
+    ranks that are there, what data, model or a metric raise on one of them is raised on all: on the others as a
+    ``RankError`` that names the rank, where it is no error of kway's.
     """
     results = _on_ranks(evaluate_rank, job, weights, judged(job, data, batch_size), devices, strategy)
     values: dict[str, float] = results[0]
@@ -181,7 +184,13 @@ def _with_engine(context: Any, job: Job, parts: Parts, layout: dict[str, int], c
         undo.callback(engine.close)
         loader = engine.loader(parts)
         undo.callback(loader.close)
-        result = use(engine, loader.epoch(0))
+        shares = loader.epoch(0)
+        if world.origin == "env":
+            # Whoever calls it may catch what is raised, and go on.
+            with Heard(engine.mesh.world, call, engine.device, shares) as heard:
+                result = use(engine, heard.shares)
+        else:
+            result = use(engine, shares)
         engine.warn()
         lines = uneven(engine.mesh.world.objects, loader.shapes)
         for line in lines if context.world.is_main else []:

@@ -21,6 +21,7 @@ from kway.data.streams import StreamOrder
 from kway.errors import KwayError, NonFiniteError, UsageError
 from kway.job import Job
 from kway.jobs.arguments import check_job, folder_of
+from kway.jobs.heard import Heard
 from kway.jobs.own_code import facts_with_code
 from kway.jobs.own_loop import check_own_loop
 from kway.jobs.place import Place, on_main, place, with_threads
@@ -29,7 +30,7 @@ from kway.jobs.together import together
 from kway.launch.in_time import ends_in_time
 from kway.launch.one_run import check_only_run, only_run
 from kway.launch.own_watch import watching
-from kway.launch.status import STEP, Status
+from kway.launch.status import CALL, STEP, Status
 from kway.step.build import build, made_before
 from kway.step.kinds import DEFAULT_KIND
 from kway.step.outcome import Outcome
@@ -216,13 +217,17 @@ class Session:
         With ``Job.ema`` they are figures of the averaged weights. A schedule that waits for a figure
         (``ReduceLROnPlateau``) gets the loss, once for each number of steps. Raises ``UsageError`` where the job has
         none, ``ReplicaError`` where ranks hold other weights than each other, and ``RefusedError`` where they hold
-        other buffers at exactness bits.
+        other buffers at exactness bits. What is raised on one rank is raised on all: see ``kway.evaluate``.
         """
         if self._held is None:
             raise UsageError("evaluate() of a job without validation data", "set validation= in the job")
         self.engine.equalise()
-        with self.engine.averaged():
-            figures = self.engine.evaluate(self._held.epoch(0))
+        shares = self._held.epoch(0)
+        with (
+            self.engine.averaged(),
+            Heard(self._group, f"{CALL}evaluate", self.engine.device, shares) as heard,
+        ):
+            figures = self.engine.evaluate(heard.shares)
         self._compare_shapes()
         if self._waits and self._judged_at != self.steps:
             self._judged_at = self.steps

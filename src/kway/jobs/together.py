@@ -53,6 +53,8 @@ def meet(group: Group, name: str, device: torch.device) -> None:
     """Wait until all ranks are at the call ``name`` (one of ``COLLECTIVES``): a collective. See ``together``."""
     if group.size == 1:
         return
+    # Of a loop that catches the error the next step is to fit together: only some of the calls take note of this one.
+    noted = group.trace.left
     if device.type == "cpu":
         group.barrier(name)
     # The same of all calls for the fingerprint of a step: which they were is told here.
@@ -62,6 +64,7 @@ def meet(group: Group, name: str, device: torch.device) -> None:
     where: dict[int, list[int]] = {}
     for rank, call in enumerate(found):
         where.setdefault(call, []).append(rank)
+    group.trace.left = noted
     raise MispairedError(
         "; ".join(f"{names(ranks)} called {COLLECTIVES[call]}" for call, ranks in where.items()),
         "all ranks must make the same calls, in the same order",

@@ -55,8 +55,8 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether this is what a rank says whose peer is gone."""
-        if self.kind in _CONSEQUENCE_TYPES:
+        """Whether this is what a rank says whose peer is gone, or which was told what its peer raised."""
+        if self.kind in (*_CONSEQUENCE_TYPES, RankError.__name__):
             return True
         text = (self.words or self.cause).lower()
         return self.kind == "RuntimeError" and any(sign in text for sign in _CONSEQUENCES)

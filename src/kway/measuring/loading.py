@@ -1,6 +1,5 @@
 """How many samples a second worker processes deliver to a loop that does nothing else, by their number."""
 
-import warnings
 from contextlib import ExitStack
 
 import torch
@@ -44,12 +43,10 @@ def work(workers: int, opened: ExitStack) -> Work:
         epoch = requests(torch.arange(BATCH * BATCHES).numpy())
         if not workers:
             return waited(lambda: [fetcher.fetch(request) for request in epoch], lambda: None)
-        with warnings.catch_warnings():
-            # More of them than processors are what the knee is looked for with.
-            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-            held = Workers(fetcher, workers, None, 0)
-            opened.callback(held.close)
-            list(held.read(iter(epoch[:1])))  # starts them
+        # More of them than processors are what the knee is looked for with.
+        held = Workers(fetcher, workers, None, 0, named=False)
+        opened.callback(held.close)
+        list(held.read(iter(epoch[:1])))  # starts them
         return waited(lambda: list(held.read(iter(epoch))), lambda: None)
 
     return lazily(make)

@@ -35,12 +35,12 @@ class Precision:
         return scaler
 
     @contextmanager
-    def flags(self) -> Iterator[None]:
-        """Set TF32 for matrix products and convolutions as this precision wants, and restore it at the end.
+    def flags(self, device: torch.device | None = None) -> Iterator[None]:
+        """Set TF32 for matrix products and convolutions on ``device`` as this precision wants, restore it at the end.
 
         torch allows TF32 in convolutions by default, which is not what "fp32" says.
         """
-        with tf32(self.tf32):
+        with tf32(self.tf32, device):
             yield
 
 

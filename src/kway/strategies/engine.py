@@ -106,7 +106,7 @@ class Engine:
             beside=open_jobs(self.model),
         )
         try:
-            self.part.opened.enter_context(self.precision.flags())
+            self.part.opened.enter_context(self.precision.flags(self.device))
             self.part.opened.enter_context(settings.in_torch(self.model, self.device))
             self.part.opened.enter_context(buffers_kept(self.model))
             if trains:

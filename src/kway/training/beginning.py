@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import OneCycleLR
 
 from kway.data.parts import Parts
 from kway.errors import UsageError
@@ -11,9 +11,6 @@ from kway.step.kinds import kind_of
 from kway.step.scaling import Scaled
 from kway.training.spec import TrainSpec
 from kway.units import counted
-
-# What is left of a learning rate after one epoch, that nobody means.
-FADED = 1e-4
 
 
 def start_of(
@@ -75,30 +72,6 @@ def check_schedule(spec: TrainSpec, parts: Parts, schedule: Any) -> None:
         "it has a rate for as many steps as it was made for, and none beyond",
         f"use {epochs}steps={length} (--steps), or make it for {steps:,} steps",
     )
-
-
-def fading(spec: TrainSpec, parts: Parts, schedule: Any) -> list[str]:
-    """Say that a ``schedule`` of torch's takes nearly all of the learning rate away within the first epoch.
-
-    It was counted in epochs, probably, as torch's examples have it.
-    """
-    own = schedule.own if isinstance(schedule, Scaled) else schedule
-    each = parts.order.steps(0) if parts.order.digest(0) is None else None
-    if each is None or not isinstance(own, StepLR | MultiStepLR | ExponentialLR):
-        return []
-    if isinstance(own, StepLR):
-        times = each // own.step_size
-    elif isinstance(own, MultiStepLR):
-        times = sum(count for at, count in own.milestones.items() if at <= each)
-    else:
-        times = each
-    left = own.gamma**times
-    if not 0 <= left < FADED:
-        return []
-    return [
-        f"schedule: {type(own).__name__} goes on with each optimizer step, of which an epoch has {each:,}: after the "
-        f"first epoch {left:.0e} of the learning rate is left; counted in epochs it takes {each:,} times as many steps"
-    ]
 
 
 def too_few_steps(spec: TrainSpec, taken: int) -> list[str]:

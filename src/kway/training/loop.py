@@ -22,12 +22,13 @@ from kway.step.tally import mean
 from kway.step.telling import Telling, seldom_where_it_costs
 from kway.strategies.engine import Engine
 from kway.training.began import check_options
-from kway.training.beginning import check_schedule, fading, start_of, too_few_steps, too_many_steps
+from kway.training.beginning import check_schedule, start_of, too_few_steps, too_many_steps
 from kway.training.best import bring_best
 from kway.training.course import Course
 from kway.training.due import NOTHING, Agenda
 from kway.training.ended import Ended
 from kway.training.facts import check_within, earlier_ways, other_masks, resumed_notices
+from kway.training.fading import fading
 from kway.training.growing import growth_lines
 from kway.training.held import Stop
 from kway.training.noted import noted_changes, noted_of
@@ -95,8 +96,8 @@ class Loop:
         self.engine.memory.adapts = self.world.origin not in ("env", "threads")
         # As it begins: a schedule changes the rate later.
         self.subject = {**spec.subject, "optimizer": optimizer_facts(self.engine.optimizer)}
-        self.loader = self.engine.loader(train)
-        self.validation = None if held is None else self._open(self.engine.loader(held))
+        self.loader = self._loader(train)
+        self.validation = None if held is None else self._open(self._loader(held))
         self.agenda = Agenda(spec, self.loader.steps)
         self.clock = clock_of(spec, self.world, self.engine.mesh.world, self.engine.device, self.status)
         self.watch = LossWatch(self.engine.device, compare=self.engine.compare)
@@ -152,6 +153,11 @@ class Loop:
             self._keep_weights(Path(spec.folder))
         self._say({"event": "end"})
         return record
+
+    def _loader(self, parts: Parts) -> Loader:
+        loader = self.engine.loader(parts)
+        loader.named = "workers" not in (self.spec.tuned or {}).get("choice", {})
+        return loader
 
     @property
     def _all_notices(self) -> list[str]:

@@ -3,7 +3,6 @@
 import gc
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -208,12 +207,11 @@ class Trials:
         """Open an engine over a copy of the model, and the shares that it steps over. ``quiet``: without dropout."""
         job, plan = applied(choice, self.job, self.plan)
         around = without_dropout if quiet else None
-        # More loader workers than processors are tried on purpose: what torch says of them is for who names them.
-        opened.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", "This DataLoader will create")
         engine, parts = open_on_copy(job, self.model, plan, self.world, self.status, opened, around=around)
         self._calls = engine.mesh.world.trace
         loader = engine.loader(parts)
+        # More loader workers than processors are tried on purpose.
+        loader.named = False
         opened.callback(loader.close)
         return engine, whole_shares(loader, parts.order.batch_size)
 
