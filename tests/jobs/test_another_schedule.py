@@ -1,6 +1,7 @@
 """A run does not go on with another schedule than it began with, also where only the made one shows that it is."""
 
 import json
+import random
 import shutil
 import time
 from functools import partial
@@ -30,6 +31,27 @@ def two_parts(factor):
     return make
 
 
+def by_function(base, wrap=lambda schedule, optimizer: schedule):
+    """Rates of a function that finds its base around it."""
+    return lambda optimizer: wrap(lr_scheduler.LambdaLR(optimizer, lambda step: base**step), optimizer)
+
+
+def then_fixed(schedule, optimizer):
+    return lr_scheduler.SequentialLR(optimizer, [schedule, lr_scheduler.ConstantLR(optimizer)], [3])
+
+
+def power(base, step):
+    return base**step
+
+
+def of_partial(base):
+    return lambda optimizer: lr_scheduler.MultiplicativeLR(optimizer, partial(power, base))
+
+
+def cyclic(base):
+    return lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.05, 4, scale_fn=partial(power, base))
+
+
 def job(schedule, lr=0.05, **more):
     sgd = partial(torch.optim.SGD, lr=lr, momentum=0.9)
     given = {"loss": nn.CrossEntropyLoss(), "optimizer": sgd, "data": (X, Y), "batch_size": 8, **more}
@@ -49,6 +71,10 @@ def begun(tmp_path_factory):
         "parts": two_parts(0.5),
         "steps": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 4]),
         "figure": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=2),
+        "function": by_function(0.9),
+        "within": by_function(0.9, then_fixed),
+        "partial": of_partial(0.9),
+        "cyclic": cyclic(0.9),
     }.items():
         found[name] = tmp_path_factory.mktemp("begun") / "run"
         train(schedule, found[name])
@@ -76,6 +102,10 @@ def begun(tmp_path_factory):
             lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=5),
             "another schedule: patience 2, now 5: ",
         ),
+        ("function", by_function(0.5), "another schedule: lr_lambdas[0](1) 0.9, now 0.5; lr_lambdas[0](2) 0.81, now "),
+        ("within", by_function(0.5, then_fixed), "another schedule: _schedulers[0].lr_lambdas[0](1) 0.9, now 0.5; "),
+        ("partial", of_partial(0.5), "another schedule: lr_lambdas[0](1) 0.9, now 0.5; "),
+        ("cyclic", cyclic(0.5), "another schedule: scale_fn(1) 0.9, now 0.5; "),
     ],
 )  # fmt: skip
 def test_another_schedule_is_refused_by_what_it_is_when_it_is_made(begun, tmp_path, first, schedule, said):
@@ -99,9 +129,51 @@ def test_schedule_and_optimizer_are_told_apart_and_told_together(begun):
     )
 
 
-@pytest.mark.parametrize("first", ["cycle", "parts"])
+def in_a_table(optimizer):
+    """Knows few rates only."""
+    return lr_scheduler.LambdaLR(optimizer, lambda step: [1, 0.9, 0.8, 0.7, *[0.5] * 12][step])
+
+
+def test_a_function_that_fails_beyond_its_end_is_asked_before_it(tmp_path):
+    train(in_a_table, tmp_path / "run")
+    assert train(in_a_table, resume=tmp_path / "run", epochs=2).record.resumed_from_step == 5
+
+
+def drawn(optimizer):
+    return lr_scheduler.LambdaLR(optimizer, lambda step: random.random())
+
+
+def counting(optimizer):
+    calls = 0
+
+    def rate(step):
+        nonlocal calls
+        calls += 1
+        return 0.9 ** (calls - 1)
+
+    return lr_scheduler.LambdaLR(optimizer, rate)
+
+
+def test_a_function_that_draws_or_counts_is_told_by_its_code(tmp_path):
+    for schedule in (drawn, counting):
+        path = tmp_path / schedule.__name__
+        first = train(schedule, path)
+        assert train(schedule, resume=path, epochs=2).record.resumed_from_step == 5
+    # It was called as often as without a checkpoint.
+    assert first.epochs[-1]["lr"] == pytest.approx(0.05 * 0.9**5)
+
+
+SAME = {
+    "cycle": one_cycle(),
+    "parts": two_parts(0.5),
+    "function": by_function(0.9),
+    "within": by_function(0.9, then_fixed),
+}
+
+
+@pytest.mark.parametrize("first", SAME)
 def test_the_same_one_goes_on_for_longer(begun, first):
-    schedule = one_cycle() if first == "cycle" else two_parts(0.5)
+    schedule = SAME[first]
     on, whole = train(schedule, resume=begun[first], epochs=3), train(schedule, epochs=3)
     assert on.record.resumed_from_step == 5
     assert on.record.weights_sha256 == whole.record.weights_sha256
@@ -115,6 +187,24 @@ def test_a_loop_of_ones_own_is_held_to_it_as_well(tmp_path):
         pytest.raises(UsageError, match="another schedule: total_steps 40, now 48"),
     ):
         p.resume(tmp_path / "kept")
+
+
+def without_rates(manifest):
+    names = [name for name in manifest["parts"]["beginning"]["schedule"] if name.endswith(")")]
+    for name in names:
+        del manifest["parts"]["beginning"]["schedule"][name]
+    return len(names)
+
+
+@pytest.mark.parametrize("first", ["function", "within"])
+def test_a_checkpoint_that_did_not_ask_a_function_is_gone_on_with(begun, tmp_path, first):
+    path = shutil.copytree(begun[first] / "checkpoints" / "step-5", tmp_path / "step-5") / "manifest.json"
+    body = json.loads(path.read_bytes())
+    assert without_rates(body) > 9
+    del body["sha256"]
+    body["sha256"] = sha256(json.dumps(body, indent=1).encode() + b"\n").hexdigest()
+    path.write_bytes(json.dumps(body, indent=1).encode() + b"\n")
+    assert train(SAME[first], resume=path.parent, epochs=2).record.resumed_from_step == 5
 
 
 def test_a_checkpoint_that_knows_nothing_of_it_is_judged_as_before(begun, tmp_path):

@@ -1,5 +1,6 @@
 """What data or a model raise on one rank while it judges: all ranks hear of it, and a loop that catches it goes on."""
 
+import time
 from functools import partial
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 import kway
+from kway.jobs import heard
 from kway.launch import failure
 
 DRAW = torch.Generator().manual_seed(0)
@@ -95,28 +97,28 @@ def caught(context, make, data, how):
 )
 def test_a_sample_that_one_rank_cannot_read_is_an_error_on_all_and_the_loop_goes_on(ranks, make, place, how):
     usual = ranks.run(caught, make, (X, Y), "none", limit=30)
-    (losses, heard), (others, own) = ranks.run(caught, make, Bad(OSError, place), how, limit=30)
+    (losses, told), (others, own) = ranks.run(caught, make, Bad(OSError, place), how, limit=30)
     assert losses == others == usual[0][0]
     assert own == [("OSError", "bad sample")] * 2
-    assert [name for name, _ in heard] == ["RankError"] * 2
-    assert all(text.endswith("\nrank 1 failed: OSError: bad sample") for _, text in heard)
-    assert all("test_heard.py" in text.splitlines()[1] for _, text in heard)
+    assert [name for name, _ in told] == ["RankError"] * 2
+    assert all(text.endswith("\nrank 1 failed: OSError: bad sample") for _, text in told)
+    assert all("test_heard.py" in text.splitlines()[1] for _, text in told)
 
 
 def test_a_model_that_fails_on_one_rank_does_so_on_all(ranks):
-    (losses, own), (others, heard) = ranks.run(caught, failing, (X, Y), "evaluate", limit=30)
+    (losses, own), (others, told) = ranks.run(caught, failing, (X, Y), "evaluate", limit=30)
     assert losses == others
     # Of the batch of samples 12 to 15 rank 0 holds the first two.
     assert own == [("ValueError", "a number that it does not like")] * 2
-    assert [text.splitlines()[-1] for _, text in heard] == [
+    assert [text.splitlines()[-1] for _, text in told] == [
         "rank 0 failed: ValueError: a number that it does not like"
     ] * 2
 
 
 def test_an_error_of_kway_s_is_the_same_on_all_ranks(ranks):
-    (losses, heard), (others, own) = ranks.run(caught, plain, Bad(kway.UsageError, 14), "predict", limit=30)
+    (losses, told), (others, own) = ranks.run(caught, plain, Bad(kway.UsageError, 14), "predict", limit=30)
     assert losses == others
-    assert heard == own == [("UsageError", "bad sample")] * 2
+    assert told == own == [("UsageError", "bad sample")] * 2
 
 
 def mixed(context):
@@ -144,9 +146,24 @@ def test_a_loop_that_catches_that_ranks_called_other_things_goes_on(ranks):
 
 
 def test_the_rank_that_raised_is_blamed_and_not_the_one_that_was_told():
-    told = kway.RankError(1, 1, "OSError: bad sample", "Traceback ...\nOSError: bad sample")
-    first = failure.of_exception(0, told)
+    told_error = kway.RankError(1, 1, "OSError: bad sample", "Traceback ...\nOSError: bad sample")
+    first = failure.of_exception(0, told_error)
     later = failure.of_exception(1, OSError("bad sample"))
     assert first.when <= later.when
     assert failure.first([first, later]).rank == 1
     assert first.cause == "kway.errors.RankError: rank 1 failed: OSError: bad sample"
+
+
+def test_a_rank_that_waits_long_says_what_it_raised(capsys, monkeypatch):
+    monkeypatch.setattr(heard, "_SILENT_S", 0.01)
+    try:
+        Bad(OSError, 3)[3]
+    except OSError as error:
+        with heard._said_late(1, "kway.evaluate", error):
+            time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-2:] == [
+        "OSError: bad sample",
+        "kway: rank 1 raised this in kway.evaluate, and waits until the other ranks hear of it",
+    ]

@@ -128,7 +128,7 @@ print(*(place.fp32_precision for place in _places()[1:3]))
 @pytest.mark.starts
 def test_a_run_on_a_cpu_leaves_torch_as_it_began(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", FRESH], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FRESH], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout.splitlines()[-3:] == [" ".join(["ieee"] * 6), " ".join(["tf32"] * 6), "tf32 tf32"], (
         done

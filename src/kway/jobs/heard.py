@@ -25,8 +25,8 @@ class Heard:
 
     A rank that raises gets its own error, the others get it too where it is one of kway's, else a ``RankError`` that
     names the rank and the error. Ranks meet for that at the end of the data, and behind the first batch that was read;
-    behind each of them where the model communicates anyway. Only what is raised in the midst of that goes at once: the
-    others are inside of something else. ``call``: one of ``COLLECTIVES``.
+    behind each of them where the model communicates anyway. Only what is raised in the midst of that, and on GPUs in
+    the first batch, goes at once: the others may be inside of something else. ``call``: one of ``COLLECTIVES``.
     """
 
     def __init__(self, group: Group, call: str, device: torch.device, shares: Iterator[Share]) -> None:
@@ -59,7 +59,10 @@ class Heard:
                 self._meets_next = False
                 return
             # An error between here and the next share is one of the model, the loss or a metric.
-            self._meets_next, before = not computes, self._begun()
+            # Of the first batch nobody knows whether the others wait in the model. On CPUs that ends the job within
+            # seconds, where a barrier is paired with nothing else; on a GPU all would wait.
+            known = not first or self._device.type == "cpu"
+            self._meets_next, before = known and not computes, self._begun()
             yield share
             computes, first = self._begun() > before, False
 
@@ -85,20 +88,26 @@ def _sent(rank: int, error: Exception) -> KwayError:
     """Return what the other ranks raise."""
     if isinstance(error, KwayError):
         return error
+    return RankError(rank, 1, line_of(error), _lines(error))
+
+
+def _lines(error: Exception) -> str:
     trace = error.__traceback__
     text = "".join(traceback.format_exception(from_users_code(error)))
     # It leaves this rank with all of its frames.
     error.__traceback__ = trace
-    return RankError(rank, 1, line_of(error), text)
+    return text
 
 
 @contextmanager
 def _said_late(rank: int, call: str, error: Exception) -> Iterator[None]:
     """Say on standard error what was raised, where it has to wait for the others."""
+    text = (
+        f"{_lines(error)}kway: rank {rank} raised this in {call}, and waits until the other ranks hear of it"
+    )
 
     def say() -> None:
-        text = f"rank {rank} raised {line_of(error)} in {call}, and waits until the other ranks hear of it"
-        print(f"kway: {text}", file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
     timer = threading.Timer(_SILENT_S, say)
     timer.daemon = True

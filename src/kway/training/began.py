@@ -1,6 +1,10 @@
 """How optimizer and schedule of a run began, so that a run does not go on with others unnoticed."""
 
+import dis
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +28,8 @@ _TORCH = "torch.optim.lr_scheduler"
 _CLASS = "class"
 _PLAIN = (bool, int, float, str)
 _LONG, _DEEP, _MOST = 64, 8, 4
+# At which steps a function is asked for its rate.
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000)
 
 
 class Began(NamedTuple):
@@ -32,8 +38,8 @@ class Began(NamedTuple):
 
     ``kind``: the optimizer's class; ``made``: the options of each group when it was made, parameters' names among
     them; ``options``: once its schedule was made, too, which changes rates. ``schedule``: the values of the
-    schedule's state by name, what it keeps among the optimizer's options (``max_lr``, say), and its class; empty where
-    there is none.
+    schedule's state by name, what it keeps among the optimizer's options (``max_lr``, say), what functions that it was
+    given return at some steps, and its class; empty where there is none.
     """
 
     kind: str
@@ -129,7 +135,14 @@ def _differing(then: Mapping[str, str], now: Mapping[str, str], otherwise: bool)
         return [f"{then.get(_CLASS)}, now {now.get(_CLASS)}"]
     # Another version of torch keeps more of the same, or less.
     both = {_first(name) for name in then} & {_first(name) for name in now}
-    names = [name for name in {**then, **now} if then.get(name) != now.get(name) and _first(name) in both]
+    names = [
+        name
+        for name in {**then, **now}
+        if then.get(name) != now.get(name)
+        and _first(name) in both
+        # An earlier version did not ask for it.
+        and (not _is_rate(name) or (name in then and name in now))
+    ]
     follows = otherwise or _HIGHEST in map(_first, names)
     derived = (*_DERIVED, _FIRST) if follows else _DERIVED
     own = [name for name in names if not any(f".{each}" in f".{name}" for each in derived)]
@@ -166,7 +179,41 @@ def _values(
         for name, value in after.items()
         if name not in before
     }
-    return {_CLASS: type(own).__name__, **added, **dict(_flat(own.state_dict()))}
+    return {_CLASS: type(own).__name__, **added, **dict(_flat(own.state_dict())), **dict(_rates(own))}
+
+
+def _rates(schedule: Any, way: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what functions of the user's, of which a state says nothing, give at some steps, by what they are called.
+
+    Not objects that can be called, whose state may change by that, nor what is another value when it is asked again.
+    Where a function fails it gives nothing.
+    """
+    for place, each in enumerate(getattr(schedule, "_schedulers", ())):
+        yield from _rates(each, f"{way}_schedulers[{place}].")
+    given = {f"lr_lambdas[{place}]": f for place, f in enumerate(getattr(schedule, "lr_lambdas", ()))}
+    given["scale_fn"] = getattr(schedule, "_scale_fn_custom", None)
+    for name, function in given.items():
+        inner = function
+        while isinstance(inner, partial):
+            inner = inner.func
+        for step in _STEPS if isinstance(inner, FunctionType) and not _keeps(inner) else ():
+            with suppress(Exception):
+                text, again = (f"{float(function(step)):.9g}" for _ in range(2))
+                if text == again:
+                    yield f"{way}{name}({step})", text
+
+
+def _keeps(function: FunctionType) -> bool:
+    """Whether a function changes names outside of it, to count how often it was called, say."""
+    outside = {*function.__code__.co_freevars}
+    return any(
+        each.opname == "STORE_GLOBAL" or (each.opname == "STORE_DEREF" and each.argval in outside)
+        for each in dis.get_instructions(function)
+    )
+
+
+def _is_rate(name: str) -> bool:
+    return name.endswith(")")
 
 
 def _flat(value: Any, way: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
