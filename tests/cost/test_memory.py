@@ -115,6 +115,18 @@ def test_a_recorded_step_takes_what_those_before_it_take(kind):
     assert sum(memory_of(known, kind, 64).values()) == named + 900
 
 
+def test_what_recording_takes_is_seen_at_the_largest_share_and_counts_at_all():
+    named = {samples: 8_080 + 500 + 2_000 * samples for samples in (32, 64)}
+    sizes = (("eager", 32, 500), ("eager", 64, 900), ("graph", 32, -40_000), ("graph", 64, 1_600))
+    peak = [
+        {"step_kind": kind, "devices": 1, "samples": samples, "bytes": named[samples] + beyond}
+        for kind, samples, beyond in sizes
+    ]
+    known = workload(SHARES, memory={**workload(SHARES).memory, "peak": peak})
+    taken = {samples: sum(memory_of(known, "graph", samples).values()) - named[samples] for samples in named}
+    assert taken == {32: 500 + 700, 64: 1_600}
+
+
 def test_without_peaks_of_several_what_one_alone_has_beyond_its_parts_counts():
     known = with_peaks((1, 64, 8_080 + 500 + 2_000 * 64 + 900))
     assert total(known, 64, several=True) == total(known, 64) + 4_000

@@ -132,23 +132,35 @@ def beyond_parts(workload: Workload, step_kind: str, samples: float, several: bo
 
     By the peaks of one of ``several`` devices, whose vectors of gradients are in them, or of one alone; where there are
     only the others, by those. A recorded step that is done again makes nothing anew, and shows little of what it takes:
-    the most is taken before, by steps of the kind that it records, whose peaks count. Between two measured shares on a
-    line, beyond them that of the nearest one, so that more samples never take less. ``None`` where no peak is known.
+    the most is taken before, by steps of the kind that it records, whose peaks count. While it is recorded it takes
+    more than these, gradients once more among them, which is seen at the largest measured share alone, and counts at
+    all of them. Between two measured shares on a line, beyond them that of the nearest one, so that more samples never
+    take less. ``None`` where no peak is known.
     """
-    held = workload.memory
-    kinds = [kind for kind in _shown_by(step_kind) if any(p["step_kind"] == kind for p in held["peak"])][:1]
-    peaks = [peak for peak in held["peak"] if peak["step_kind"] in (step_kind, *kinds)]
-    own = [peak for peak in peaks if (peak["devices"] > 1) == several] or peaks
-    found: dict[int, float] = {}
-    for peak in own:
-        vectors, _ = _flat(workload, peak["devices"] > 1)
-        named = named_bytes(workload.parameters, held, peak["samples"], vectors)
-        # Of several numbers of devices with this share the largest: which one it is does not matter to the share.
-        found[peak["samples"]] = max(found.get(peak["samples"], 0.0), peak["bytes"] - named)
+    own = _largest(workload, step_kind, several)
+    shown = next(filter(None, (_largest(workload, kind, several) for kind in _shown_by(step_kind))), {})
+    both = own.keys() & shown.keys()
+    recording = max(0.0, own[max(both)] - shown[max(both)]) if both else 0.0
+    found = own | {samples: max(own.get(samples, 0.0), size + recording) for samples, size in shown.items()}
     points = sorted(found.items())
     if not points:
         return None
     return between(points, min(max(samples, points[0][0]), points[-1][0]))
+
+
+def _largest(workload: Workload, step_kind: str, several: bool) -> dict[int, float]:
+    """Return by how many bytes the peaks of a kind are above the named parts, by samples; those of one of ``several``
+    devices, or of one alone, where there are any.
+
+    Of several numbers of devices with a share the largest: which one it is does not matter to the share.
+    """
+    peaks = [peak for peak in workload.memory["peak"] if peak["step_kind"] == step_kind]
+    found: dict[int, float] = {}
+    for peak in [peak for peak in peaks if (peak["devices"] > 1) == several] or peaks:
+        vectors, _ = _flat(workload, peak["devices"] > 1)
+        named = named_bytes(workload.parameters, workload.memory, peak["samples"], vectors)
+        found[peak["samples"]] = max(found.get(peak["samples"], 0.0), peak["bytes"] - named)
+    return found
 
 
 def _shown_by(step_kind: str) -> tuple[str, ...]:
