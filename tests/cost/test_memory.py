@@ -99,32 +99,24 @@ def test_on_gpus_only_small_gradients_lie_in_vectors():
     assert total(buckets, 64, several=True) == named + 300 + 700 + 3_800
 
 
-@pytest.mark.parametrize("kind", ["graph", "compiled-graph"])
-def test_a_recorded_step_takes_what_those_before_it_take(kind):
-    """Done again it makes nothing anew: its own peak has no activations in it."""
+def test_a_recorded_step_takes_what_was_seen_of_its_kind_and_else_what_those_before_it_take():
+    """Compiled ones keep less than autograd does of eager ones, which are no part of them."""
     named = 8_080 + 500 + 2_000 * 64
-    peak = [
-        {"step_kind": of, "devices": 1, "samples": 64, "bytes": size}
-        for of, size in (("eager", named + 900), ("compiled", named + 400), (kind, 20_000))
-    ]
-    known = workload(SHARES, memory={**workload(SHARES).memory, "peak": peak})
-    found = sum(memory_of(known, kind, 64).values())
-    assert found == named + (900 if kind == "graph" else 400)
-    # Where nobody took compiled steps, the eager ones tell.
-    known.memory["peak"] = [row for row in peak if row["step_kind"] != "compiled"]
-    assert sum(memory_of(known, kind, 64).values()) == named + 900
+    beyond = {"eager": 900, "compiled": -60_000, "compiled-graph": -50_000}
+    known = workload(SHARES)
 
+    def found(kind, *seen):
+        known.memory["peak"] = [
+            {"step_kind": of, "devices": 1, "samples": 64, "bytes": named + beyond[of]} for of in seen
+        ]
+        return sum(memory_of(known, kind, 64).values()) - named
 
-def test_what_recording_takes_is_seen_at_the_largest_share_and_counts_at_all():
-    named = {samples: 8_080 + 500 + 2_000 * samples for samples in (32, 64)}
-    sizes = (("eager", 32, 500), ("eager", 64, 900), ("graph", 32, -40_000), ("graph", 64, 1_600))
-    peak = [
-        {"step_kind": kind, "devices": 1, "samples": samples, "bytes": named[samples] + beyond}
-        for kind, samples, beyond in sizes
-    ]
-    known = workload(SHARES, memory={**workload(SHARES).memory, "peak": peak})
-    taken = {samples: sum(memory_of(known, "graph", samples).values()) - named[samples] for samples in named}
-    assert taken == {32: 500 + 700, 64: 1_600}
+    assert found("compiled-graph", "eager", "compiled", "compiled-graph") == -50_000
+    assert found("compiled-graph", "eager", "compiled") == -60_000
+    assert found("compiled-graph", "eager") == 900
+    assert found("graph", "eager", "compiled") == 900
+    found("compiled", "compiled")
+    assert sum(memory_of(known, "compiled", 16).values()) == 8_080 + 500 + 2_000 * 16 - 60_000 / 4
 
 
 def test_without_peaks_of_several_what_one_alone_has_beyond_its_parts_counts():

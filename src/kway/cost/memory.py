@@ -122,30 +122,34 @@ def memory_of(
     parts[GRADIENTS] = gradients_at_peak(workload.parameters["gradient_bytes"], activations, kept)
     rest = None if recompute else beyond_parts(workload, step_kind, samples, several)
     most = float(held["workspace_bytes"])
+    if rest is not None and rest < 0:
+        # Compiled code keeps less for backward than operations one by one, of which the activations were measured.
+        parts["activations"] += rest
+        rest = 0.0
     parts["workspace"] = most if rest is None else min(most, rest)
     parts["allocator"] = 0.0 if rest is None else rest - parts["workspace"]
     return parts
 
 
 def beyond_parts(workload: Workload, step_kind: str, samples: float, several: bool = False) -> float | None:
-    """Return by how many bytes a step's peak is above what weights, gradients, optimizer, buffers and activations take.
+    """Return by how many bytes a step's peak is above what weights, gradients, optimizer, buffers and activations take,
+    below 0 where it keeps less than these.
 
     By the peaks of one of ``several`` devices, whose vectors of gradients are in them, or of one alone; where there are
-    only the others, by those. A recorded step that is done again makes nothing anew, and shows little of what it takes:
-    the most is taken before, by steps of the kind that it records, whose peaks count. While it is recorded it takes
-    more than these, gradients once more among them, which is seen at the largest measured share alone, and counts at
-    all of them. Between two measured shares on a line, beyond them that of the nearest one, so that more samples never
-    take less. ``None`` where no peak is known.
+    only the others, by those. Those of a recorded kind have the steps before and the recording itself in them
+    (``Sitting.warm``); where there are none, those of the kind that it records count. Between two measured shares on a
+    line, beyond them that of the nearest one, so that more samples never take less. ``None`` where no peak is known.
     """
-    own = _largest(workload, step_kind, several)
-    shown = next(filter(None, (_largest(workload, kind, several) for kind in _shown_by(step_kind))), {})
-    both = own.keys() & shown.keys()
-    recording = max(0.0, own[max(both)] - shown[max(both)]) if both else 0.0
-    found = own | {samples: max(own.get(samples, 0.0), size + recording) for samples, size in shown.items()}
-    points = sorted(found.items())
-    if not points:
+    kinds = (step_kind, *([RECORDS[step_kind], "eager"] if step_kind in RECORDS else []))
+    found = next(filter(None, (_largest(workload, kind, several) for kind in kinds)), None)
+    if found is None:
         return None
-    return between(points, min(max(samples, points[0][0]), points[-1][0]))
+    points = sorted(found.items())
+    least, beyond = points[0]
+    if samples < least and beyond < 0:
+        # What compiled code does not keep it does not keep of each sample.
+        return beyond * samples / least
+    return between(points, min(max(samples, least), points[-1][0]))
 
 
 def _largest(workload: Workload, step_kind: str, several: bool) -> dict[int, float]:
@@ -159,13 +163,9 @@ def _largest(workload: Workload, step_kind: str, several: bool) -> dict[int, flo
     for peak in [peak for peak in peaks if (peak["devices"] > 1) == several] or peaks:
         vectors, _ = _flat(workload, peak["devices"] > 1)
         named = named_bytes(workload.parameters, workload.memory, peak["samples"], vectors)
-        found[peak["samples"]] = max(found.get(peak["samples"], 0.0), peak["bytes"] - named)
+        beyond = peak["bytes"] - named
+        found[peak["samples"]] = max(found.get(peak["samples"], beyond), beyond)
     return found
-
-
-def _shown_by(step_kind: str) -> tuple[str, ...]:
-    """Return the kinds of step whose peaks a recorded one reaches before it is recorded, the nearest first."""
-    return (RECORDS[step_kind], "eager") if step_kind in RECORDS else ()
 
 
 def named_bytes(

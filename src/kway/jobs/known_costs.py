@@ -197,7 +197,7 @@ def _facts(asked: Asked, job: Job, device_set: Sequence[str]) -> dict[str, Any]:
         "level": [asked.level, asked.shards],
         "device_set": spelled_set(list(device_set)),
         # Raised where numbers of a workload mean something else than before: the second one of peaks.
-        "form": [Workload.version, 2],
+        "form": [Workload.version, 3],
     }
 
 

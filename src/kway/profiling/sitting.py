@@ -75,8 +75,9 @@ class Sitting:
         self._job, self._opened = job, opened
         self.phases = Phases(self.engine, self.calls)
         self._timer = PhaseTimer(self.marks)
-        # Of the steps of warm-up, by their share: that of the first one alone.
+        # Of the steps of warm-up, by their share; and what lay on the GPU before those of the first one.
         self._warm_peak: dict[int, int] = {}
+        self._alone: int | None = None
         self._shares: dict[int, Iterator[Share]] = {}
         self._loaders: dict[int, Loader] = {}
 
@@ -139,8 +140,8 @@ class Sitting:
     def peak(self, samples: int) -> int:
         """Return the most bytes that a step over ``samples`` has on this GPU, all that was there before among them.
 
-        Of the job's own share also of the steps before, but for the very first ones: where steps are recorded, that
-        takes more than they do later.
+        Also of the steps before, but for the very first ones: where steps are recorded, that takes more than they do
+        later.
         """
         for other in [each for each in self._loaders if each != samples]:
             # Each may hold the data on the GPU, and a run has one.
@@ -166,17 +167,19 @@ class Sitting:
         # What they copy once is told by ``kept_for_gradients``.
         first = min(WATCHED_STEPS, steps - 1)
         self.take(samples, first)
-        # With the first share nothing else lies on the device yet.
-        looks = self.engine.device.type == "cuda" and not self._warm_peak
+        here, looks = self.engine.device, self.engine.device.type == "cuda"
         if looks:
             self.marks.wait()
-            torch.cuda.reset_peak_memory_stats(self.engine.device)
+            torch.cuda.reset_peak_memory_stats(here)
+            lies = torch.cuda.memory_allocated(here)
+            alone = self._alone = lies if self._alone is None else self._alone
         self.take(samples, steps - 1 - first)
         begun = self.marks.wait()
         self.take(samples)
         seconds = self.marks.wait() - begun
         if looks:
-            self._warm_peak[samples] = torch.cuda.max_memory_allocated(self.engine.device)
+            # Recordings of other shares, and data that their loaders hold, are not there in a run of this one.
+            self._warm_peak[samples] = torch.cuda.max_memory_allocated(here) - lies + alone
         return seconds
 
     def rehearse(self, samples: int) -> list[Any]:
