@@ -1,12 +1,14 @@
 """A run does not go on with another schedule than it began with, also where only the made one shows that it is."""
 
 import json
+import math
 import random
 import shutil
 import time
 from functools import partial
 from hashlib import sha256
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from torch.optim import lr_scheduler
 
 import kway
 from kway.errors import UsageError
+from kway.training.pure import is_pure
 
 G = torch.Generator().manual_seed(3)
 X, Y = torch.randn(40, 5, generator=G), torch.arange(40) % 3
@@ -139,11 +142,12 @@ def test_a_function_that_fails_beyond_its_end_is_asked_before_it(tmp_path):
     assert train(in_a_table, resume=tmp_path / "run", epochs=2).record.resumed_from_step == 5
 
 
-def drawn(optimizer):
-    return lr_scheduler.LambdaLR(optimizer, lambda step: random.random())
+def by_numpy():
+    draw = np.random.default_rng(0)
+    return lambda step: draw.random()
 
 
-def counting(optimizer):
+def by_count():
     calls = 0
 
     def rate(step):
@@ -151,16 +155,100 @@ def counting(optimizer):
         calls += 1
         return 0.9 ** (calls - 1)
 
-    return lr_scheduler.LambdaLR(optimizer, rate)
+    return rate
 
 
-def test_a_function_that_draws_or_counts_is_told_by_its_code(tmp_path):
-    for schedule in (drawn, counting):
-        path = tmp_path / schedule.__name__
-        first = train(schedule, path)
-        assert train(schedule, resume=path, epochs=2).record.resumed_from_step == 5
-    # It was called as often as without a checkpoint.
-    assert first.epochs[-1]["lr"] == pytest.approx(0.05 * 0.9**5)
+def by_iterator():
+    rates = iter([0.9**step for step in range(100)])
+    return lambda step: next(rates)
+
+
+def by_list():
+    table = [1.0]
+
+    def rate(step):
+        table.append(table[-1] * 0.9)
+        return table[-2]
+
+    return rate
+
+
+def by_attribute():
+    def rate(step):
+        rate.calls += 1
+        return 0.9 ** (rate.calls - 1)
+
+    rate.calls = 0
+    return rate
+
+
+def by_table():
+    table = {step: 0.9**step for step in range(100)}
+
+    def rate(step):
+        return table.pop(step)
+
+    return rate
+
+
+@pytest.mark.parametrize("made", [by_numpy, by_count, by_iterator, by_list, by_attribute, by_table])
+def test_a_function_that_another_call_would_change_is_told_by_its_code(tmp_path, made):
+    def schedule(optimizer):
+        return lr_scheduler.LambdaLR(optimizer, made())
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.05)
+    plain = schedule(optimizer)
+    for _ in range(5):
+        optimizer.step()
+        plain.step()
+    first = train(schedule, tmp_path / "run")
+    # It was called as often as by plain torch.
+    assert first.epochs[-1]["lr"] == plain.get_last_lr()[0]
+    if made is not by_table:
+        assert train(schedule, resume=tmp_path / "run", epochs=2).record.resumed_from_step == 5
+
+
+FACTOR, TABLE, HALVES = 0.5, (1.0, 0.5), [1.0, 0.5]
+
+
+def of_others(step):
+    return FACTOR * max(TABLE) * math.cos(step) + power(0.9, step) + sum(0.1 * each for each in range(3))
+
+
+def looked_up(step):
+    return HALVES[step % 2]
+
+
+def made_of_numpy(step):
+    return float(np.exp(-step))
+
+
+def of_numpys_draws(step):
+    return np.random.rand()
+
+
+def printing(step):
+    print(step)
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "can"),
+    [
+        (lambda step: 0.9**step, True),
+        (partial(power, 0.9), True),
+        (of_others, True),
+        (made_of_numpy, True),
+        (of_numpys_draws, False),
+        (looked_up, False),
+        (printing, False),
+        (partial(power, [0.9]), False),
+        (random.random, False),
+        (nn.Identity(), False),
+    ],
+)
+def test_only_functions_that_leave_no_trace_are_asked(function, can):
+    assert is_pure(function) == can
 
 
 SAME = {

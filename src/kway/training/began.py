@@ -1,10 +1,7 @@
 """How optimizer and schedule of a run began, so that a run does not go on with others unnoticed."""
 
-import dis
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +14,7 @@ from kway.errors import UsageError
 from kway.step.scaling import Scaled
 from kway.strategies.engine import Engine
 from kway.training.facts import as_text, digest
+from kway.training.pure import is_pure
 
 # Of a checkpoint: what its optimizer and schedule were like when they were made.
 BEGINNING = "beginning"
@@ -185,31 +183,16 @@ def _values(
 def _rates(schedule: Any, way: str = "") -> Iterator[tuple[str, str]]:
     """Yield what functions of the user's, of which a state says nothing, give at some steps, by what they are called.
 
-    Not objects that can be called, whose state may change by that, nor what is another value when it is asked again.
-    Where a function fails it gives nothing.
+    Only what can be asked without a trace is: see ``is_pure``. Where a function fails it gives nothing.
     """
     for place, each in enumerate(getattr(schedule, "_schedulers", ())):
         yield from _rates(each, f"{way}_schedulers[{place}].")
     given = {f"lr_lambdas[{place}]": f for place, f in enumerate(getattr(schedule, "lr_lambdas", ()))}
     given["scale_fn"] = getattr(schedule, "_scale_fn_custom", None)
     for name, function in given.items():
-        inner = function
-        while isinstance(inner, partial):
-            inner = inner.func
-        for step in _STEPS if isinstance(inner, FunctionType) and not _keeps(inner) else ():
+        for step in _STEPS if is_pure(function) else ():
             with suppress(Exception):
-                text, again = (f"{float(function(step)):.9g}" for _ in range(2))
-                if text == again:
-                    yield f"{way}{name}({step})", text
-
-
-def _keeps(function: FunctionType) -> bool:
-    """Whether a function changes names outside of it, to count how often it was called, say."""
-    outside = {*function.__code__.co_freevars}
-    return any(
-        each.opname == "STORE_GLOBAL" or (each.opname == "STORE_DEREF" and each.argval in outside)
-        for each in dis.get_instructions(function)
-    )
+                yield f"{way}{name}({step})", f"{float(function(step)):.9g}"
 
 
 def _is_rate(name: str) -> bool:
