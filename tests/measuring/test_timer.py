@@ -157,8 +157,8 @@ def test_what_several_sets_have_in_common_is_said_once_and_which_they_are():
     )
     # Where everything was left out nothing names the set.
     assert noisy([Reading({}, drift=0.07), calm]) == (
-        "a reference workload drifted by 7% between rounds and there was no time to try again (in 1 of 2 sets that were "
-        "timed)"
+        "a reference workload drifted by 7% between rounds and there was no time to try again (in 1 of 2 sets that "
+        "were timed)"
     )
 
 

@@ -240,7 +240,7 @@ class Engine:
         return Tally(names, self.device, rows, self._step.rule.doubts, self._lengths)
 
     def loader(self, parts: Parts, workers_named: bool = True) -> Loader:
-        """Make a loader of this rank's shares of ``parts``. ``workers_named``: whether the user said how many workers."""
+        """Make a loader of this rank's shares of ``parts``. ``workers_named``: whether the user said how many."""
         loader = Loader(
             parts,
             rank=self.part.place,
