@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import product
@@ -26,7 +27,7 @@ from torch import nn
 import kway
 from kway.comm.group import Group
 from kway.comm.meeting import meeting
-from kway.jobs.place import place, with_threads
+from kway.jobs.place import Place, place, with_threads
 from kway.launch.status import Status
 from kway.step.build import build
 from kway.step.kinds import KINDS
@@ -50,13 +51,22 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=20_000, help="drawn samples to step over")
     parser.add_argument("--out", type=Path, required=True, help="the result, as JSON")
     parser.add_argument(
-        "--kinds", default="", help="step kinds of the grid, such as graph,compiled-graph: all"
+        "--kinds",
+        type=kinds_of,
+        default=[*KINDS],
+        help="step kinds of the grid, such as graph,compiled-graph: all unless named",
     )
     parser.add_argument("--smoke", action="store_true", help="tiny: does it run at all")
     options = parser.parse_args(words)
+    where = place(1, exactness="loose")
+    device = torch.device(where.plan.device_set[0]).type
+    choices = grid(device, options.model, options.smoke, options.kinds)
+    if not choices:
+        kinds, test = ",".join(options.kinds), " in a smoke test" if options.smoke else ""
+        parser.error(f"argument --kinds: nothing to measure with {kinds} on {device}{test}")
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
-        result = measured(options)
+        result = measured(options, where, choices)
     options.out.write_text(json.dumps(result, indent=2) + "\n")
     print(
         json.dumps(
@@ -66,20 +76,19 @@ def main(words: list[str] | None = None) -> int:
     return int(bool(result["verdict"]))
 
 
-def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the whole result."""
+def measured(options: argparse.Namespace, where: Place, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the whole result. ``where``: the device; ``choices``: the grid."""
     job = job_of(options)
     begun = time.perf_counter()
     record = kway.tune(job, devices=1, exactness="loose", seconds=options.tune_seconds, say=print)
     seconds = time.perf_counter() - begun
-    where = place(1, exactness="loose")
     world = World(device=where.plan.device_set[0], threads=where.threads)
     with with_threads(where.threads), meeting(Group(0, 1)) as met:
         compared = COMPARED[torch.device(world.device).type]
         trials = Trials(world, Group(0, 1), met, job, where.plan, build(job), Status(), compared)
         trials.prepare(lambda step_s, rest_s: True)
         rows = []
-        for choice in grid(torch.device(world.device).type, options.model, options.smoke, options.kinds):
+        for choice in choices:
             reading = trials.measure(choice)
             rows.append({"choice": choice, **dataclasses.asdict(reading)})
             print(f"{step_ms(reading):>9}  {choice}  {reading.refused or reading.difference}", flush=True)
@@ -105,6 +114,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "versions": versions(),
         "model": options.model,
         "precision": options.precision,
+        "kinds": options.kinds,
         "batch_size": job.batch_size,
         "tune_seconds": options.tune_seconds,
         "seconds": seconds,
@@ -160,17 +170,24 @@ def job_of(options: argparse.Namespace) -> kway.Job:
     )
 
 
-def grid(device: str, model: str, smoke: bool, only: str = "") -> list[dict[str, Any]]:
-    """List every combination of kind (of those in ``only``, with commas), memory format, optimizer form and cuDNN's or
+def kinds_of(text: str) -> list[str]:
+    """Return step kinds that stand with commas between them. Raises ``ArgumentTypeError`` for what is none."""
+    kinds = text.split(",")
+    unknown = [repr(kind) for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    return kinds
+
+
+def grid(device: str, model: str, smoke: bool, only: Sequence[str]) -> list[dict[str, Any]]:
+    """List every combination of kind (those of ``only`` that run there), memory format, optimizer form and cuDNN's or
     the threads' choice.
     """
     cuda = device == "cuda"
     kinds = [
         name
         for name, kind in KINDS.items()
-        if (kind.needs is None or cuda)
-        and not (smoke and kind.compiles)
-        and name in (only.split(",") if only else KINDS)
+        if name in only and (kind.needs is None or cuda) and not (smoke and kind.compiles)
     ]
     formats = [None, "channels_last"] if not model.startswith("gpt") else [None]
     tuned = [None, True] if cuda and len(formats) > 1 else [None]

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from kway.jobs.place import place
+
 
 def test_the_grid_holds_what_can_be_chosen_and_the_choice_is_held_against_it(
     module_of, tmp_path, monkeypatch
@@ -14,9 +16,10 @@ def test_the_grid_holds_what_can_be_chosen_and_the_choice_is_held_against_it(
     monkeypatch.setattr(script, "ROUNDS", 1)
     out = tmp_path / "result.json"
     words = ["lenet", "--smoke", "--tune-seconds", "2", "--samples", "600", "--batch-size", "32"]
+    words += ["--kinds", "eager,compiled"]
     code = script.main([*words, "--out", str(out)])
     found = json.loads(out.read_text())
-    assert found["batch_size"] == 32
+    assert (found["batch_size"], found["kinds"]) == (32, ["eager", "compiled"])
     # Not a test of speed: which is fastest, and by how much, is the machine's to say.
     assert code == bool(found["verdict"])
     assert set(found["ratios"]) == {"choice over best", "choice over plain"}
@@ -25,6 +28,30 @@ def test_the_grid_holds_what_can_be_chosen_and_the_choice_is_held_against_it(
     assert found["best"] in [row["choice"] for row in found["grid"]]
     assert set(found["turns_step_s"]) == {"best", "choice", "plain"}
     assert all(len(turns) == 1 for turns in found["turns_step_s"].values())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ("graph,grahp", "--kinds: unknown: 'grahp'; there are eager, compiled, graph, compiled-graph"),
+        ("", "--kinds: unknown: ''"),
+        ("compiled", "--kinds: nothing to measure with compiled on cpu in a smoke test"),
+        (
+            "graph,compiled-graph",
+            "--kinds: nothing to measure with graph,compiled-graph on cpu in a smoke test",
+        ),
+    ],
+)
+def test_step_kinds_that_are_none_or_leave_nothing_are_an_error_before_tuning(
+    module_of, tmp_path, monkeypatch, capsys, kinds, said
+):
+    script = module_of("tuning", "run")
+    monkeypatch.setattr(script, "place", lambda *_, **options: place("cpu:1", **options))
+    monkeypatch.setattr(script, "measured", pytest.fail)
+    with pytest.raises(SystemExit) as ended:
+        script.main(["lenet", "--smoke", "--kinds", kinds, "--out", str(tmp_path / "result.json")])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """What ``kway train`` shows while it runs: on a terminal, in a log, in the log of CI, and with --quiet."""
 
+import io
 import os
 import pty
 import subprocess
 import sys
+from argparse import Namespace
 
 import pytest
 
 from kway.cli.main import main
+from kway.cli.train import _Shown
 
 WORDS = "train mlp --data synthetic --devices cpu:1 --batch-size 500 --epochs 3 --lr 0.1 --log-every 1"
 
@@ -73,3 +76,19 @@ def test_quiet_leaves_the_record_that_was_asked_for(tmp_path, monkeypatch, capsy
     said = capsys.readouterr()
     assert said.out.startswith("{")
     assert said.err == ""
+
+
+@pytest.mark.parametrize("batch", ["6 (global), fp32, seed 0", "3 a device, fp32, seed 0"])
+def test_another_start_shows_its_batch_where_that_is_another(batch):
+    screen = io.StringIO()
+    args = Namespace(step_kind="auto", exactness="math")
+    shown = _Shown(args, ["model      mlp", f"batch      {batch}"], screen, lambda event: None)
+    job = dict.fromkeys(("held_out", "samples", "loss", "penalty", "schedule", "optimizer"))
+    job |= {"data": "x", "batch_size": 6, "precision": "fp32", "seed": 0}
+    for micro, devices in [(None, 2), (None, 2), (1, 2), (1, 1)]:
+        shown("start", {"devices": devices, "strategy": "data", "job": {**job, "micro_batch": micro}})
+    assert screen.getvalue().splitlines()[2:] == [
+        "devices    2 (data, math)",
+        "batch      6 (global), micro-batch 1, fp32, seed 0",
+        "devices    1 (data, math)",
+    ]

@@ -171,6 +171,9 @@ def test_a_rank_that_dies_is_gone_on_without(folder, expected):
     assert found["devices"] == 2
     assert found["resumed_from_step"] in (4, 8)
     assert found["weights_sha256"] == expected
+    # Another start shows what is new of it alone.
+    said = [line for line in done.stdout.splitlines() if line.startswith(("batch ", "devices "))]
+    assert [line.split(None, 2)[:2] for line in said] == [["batch", "64"], ["devices", "3"], ["devices", "2"]]
 
 
 @pytest.mark.timeout(90)

@@ -1,4 +1,8 @@
-"""Between the first and the last steps of a whole run nothing makes the host wait for its GPU."""
+"""Between the first and the last steps of a whole run no operation makes the host wait for its GPU.
+
+By torch's debug mode, which sees operations that copy or read back. It sees nothing of torch.distributed, nor
+``synchronize()`` of devices, streams and events.
+"""
 
 from functools import partial
 

@@ -156,6 +156,8 @@ def test_the_one_layout_that_is_left_runs_also_without_a_price(monkeypatch, from
     assert list(needing) == ["stall_timeout=30 s"]
     going = automatic(Going(in_memory, "cpu:2", "auto", "auto", "math", 4, needing=needing), None, print)
     assert going.lines[0].startswith("auto: data=2 on cpu:2, the only layout that is left, not priced: ")
+    (left,) = [line for line in going.lines if line.startswith("left out: ")]
+    assert left.startswith("left out: threads=2 on cpu:2, eager: stall_timeout=30 s: its ranks are threads")
     with pytest.raises(kway.UsageError, match=f"^no plan for net: {NOT_SENT}"):
         kway.train(job(from_file), devices="cpu:2", strategy="auto", steps=2, stall_timeout="30s", echo=False)
     # A plan is nothing but prices.

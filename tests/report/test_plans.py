@@ -183,7 +183,7 @@ def test_what_was_left_out_is_one_line_a_reason():
         "left out: data=2 on cpu:2, eager: no links",
         "left out: 2 candidates: one profiler",
     ]
-    assert left_out(rows, 1)[1] == "left out for 1 more reason: kway plan lists all"
+    assert left_out(rows, 1)[1] == "left out for 1 more reason"
     assert left_out([{**rows[0], "devices": 0, "device_set": ["cpu"]}]) == []
 
 

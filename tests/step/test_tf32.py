@@ -136,10 +136,21 @@ def test_a_run_on_a_cpu_leaves_torch_as_it_began(tmp_path):
 
 
 @pytest.mark.usefixtures("as_before")
-@pytest.mark.parametrize("device", [None, torch.device("cpu")])
-def test_what_is_so_already_is_not_written(device):
-    with tf32(False, device):
+def test_what_is_so_already_is_not_written():
+    with tf32(False):
         assert B.cuda.matmul.fp32_precision == "none"
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("allowed", [True, False])
+def test_of_convolutions_on_gpus_nothing_is_written_for_a_cpu(allowed):
+    # Torch's older way, which is what would be written, sets the newer one of both places.
+    B.cudnn.allow_tf32 = not allowed
+    before = B.cudnn.conv.fp32_precision, B.cudnn.rnn.fp32_precision
+    with tf32(allowed, torch.device("cpu")):
+        assert (B.cudnn.conv.fp32_precision, B.cudnn.rnn.fp32_precision) == before
+    with tf32(allowed, torch.device("cuda")):
+        assert (B.cudnn.conv.fp32_precision, B.cudnn.rnn.fp32_precision) != before
 
 
 @pytest.mark.usefixtures("as_before")

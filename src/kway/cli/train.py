@@ -190,7 +190,7 @@ class _Shown:
         self._args, self._header, self._screen, self._begun = args, header, screen, False
         # The line of each name that stands last; warnings of the start before, after one.
         self._stands: dict[str, str] = {}
-        self._started, self._before = False, set[str]()
+        self._before = set[str]()
 
     def __call__(self, event: str, record: dict[str, Any]) -> None:
         from kway.cli._config import config_lines
@@ -205,8 +205,11 @@ class _Shown:
             # Of a job that a file holds the flags say nothing, and what its functions make shows now.
             own = config_lines(record["job"])
             if not self._header[0].startswith("job"):
-                # What is chosen anew for another start is how many samples are computed at once.
-                own = [line for line in own if self._started and line.startswith("batch")]
+                # What another start chooses anew is how many samples are computed at once.
+                own = [line for line in own if line.startswith("batch ")]
+                if not self._stands:
+                    # The header has it of the first start, if in other words: so many a device, say.
+                    self._stands = {"batch": own[0]}
             self._start([*own, where])
         if event == "notice":
             self._noted.add(record["text"])
@@ -217,7 +220,7 @@ class _Shown:
         self.progress({"event": event, **record})
 
     def _start(self, lines: list[str]) -> None:
-        """Show the lines of a start; of one after another those that are new."""
+        """Show those lines of a start that neither the header nor a start before has shown."""
         for line in lines:
             name = line.partition(" ")[0]
             if self._stands.get(name) != line:
@@ -225,7 +228,7 @@ class _Shown:
             self._stands[name] = line
         # What led to the start before last is past, once another start was needed.
         self._noted |= self._before
-        self._started, self._before = True, set(self._last)
+        self._before = set(self._last)
 
     @property
     def said(self) -> set[str]:

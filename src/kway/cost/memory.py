@@ -138,7 +138,9 @@ def beyond_parts(workload: Workload, step_kind: str, samples: float, several: bo
     By the peaks of one of ``several`` devices, whose vectors of gradients are in them, or of one alone; where there are
     only the others, by those. Those of a recorded kind have the steps before and the recording itself in them
     (``Sitting.warm``); where there are none, those of the kind that it records count. Between two measured shares on a
-    line, beyond them that of the nearest one, so that more samples never take less. ``None`` where no peak is known.
+    line, beyond them that of the nearest one, so that more samples never take less. What compiled code keeps less goes
+    down with the samples below the smallest measured share, and stays as it is above the largest one, where it keeps
+    less still: that is the cautious side, on purpose. ``None`` where no peak is known.
     """
     kinds = (step_kind, *([RECORDS[step_kind], "eager"] if step_kind in RECORDS else []))
     found = next(filter(None, (_largest(workload, kind, several) for kind in kinds)), None)

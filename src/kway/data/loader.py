@@ -40,7 +40,7 @@ class Loader:
 
     ``device``: where the batches are wanted. On a GPU, data in memory stays there where it fits; other batches are
     copied there ahead of their step. ``placement`` says which, from the first epoch on. The bits are the same.
-    ``around``: what shares pass through while they are read. ``named``: see ``Workers``.
+    ``around``: what shares pass through while they are read. ``workers_named``: ``named`` of ``Workers``.
 
     ``compare`` compares a number over the ranks. It is called once an epoch of a user's sampler and once a batch
     of a stream, to see that all ranks read the same: reading these is a collective. ``shapes``: in what shapes the
@@ -58,13 +58,14 @@ class Loader:
         shards: int | None = None,
         compare: Compare = alone,
         device: torch.device = CPU,
+        workers_named: bool = True,
     ) -> None:
         if not 0 <= rank < size:
             raise UsageError(f"rank {rank} of {size}", f"a rank from 0 to {size - 1}")
         self.parts, self.rank, self.size, self.seed = parts, rank, size, seed
         self.micro_batch = None if micro_batch is None else check_batch_size(micro_batch)
         self.shards, self.device = shards, device
-        self.placement, self.named = "read by the host", True
+        self.placement, self._workers_named = "read by the host", workers_named
         self.shapes = Shapes(parts, shards)
         self._compare = compare
         # Not a method: it travels to the worker that reads a stream, and the loader must not.
@@ -132,7 +133,8 @@ class Loader:
 
     def _opened(self, reader: Reader) -> Workers:
         if self._workers is None:
-            self._workers = Workers(reader, self.parts.workers, self.parts.worker_init, self.rank, self.named)
+            count, init = self.parts.workers, self.parts.worker_init
+            self._workers = Workers(reader, count, init, self.rank, self._workers_named)
         return self._workers
 
     def _indexed(self, epoch: int, start: int) -> Iterator[Share]:

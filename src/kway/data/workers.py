@@ -35,6 +35,8 @@ _SHARED = ("_index_queues", "_worker_result_queue", "_data_queue", "_workers_don
 @contextmanager
 def _unsaid() -> Iterator[None]:
     """Keep to ourselves that torch would start fewer processes."""
+    # Filters are the process's. Ranks that are threads put back none of each other's: they open and read loaders in
+    # their turns (decision 20), and nothing in here waits for another rank, which alone would give a turn away.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield

@@ -200,11 +200,11 @@ def _as_begun(spec: TrainSpec, resume: str) -> TrainSpec:
 
 
 def _told(
-    how: str, choice: Choice, why: str, seconds: float = 0.0, made: str = "", others: str = ""
+    how: str, choice: Choice, why: str, seconds: float = 0.0, made: str = "", busy: str = ""
 ) -> dict[str, Any]:
-    """Return what a record says of how a run's steps were chosen. ``others``: see ``Tuned.busy``."""
+    """Return what a record says of how a run's steps were chosen. ``busy``: see ``Tuned.busy``."""
     return {
-        "how": how, "why": why, "seconds": seconds, "made": made, "busy": others, "choice": dict(choice)
+        "how": how, "why": why, "seconds": seconds, "made": made, "busy": busy, "choice": dict(choice)
     }  # fmt: skip
 
 

@@ -83,8 +83,8 @@ class Timing:
 class Reading:
     """What timing a set gave: ``timings`` by candidate, and ``left`` ones with the reason.
 
-    ``drift`` of the reference in the try that counts, the calmest of ``tries``; ``noisy``: in which way the machine was
-    too noisy, or ``""``; ``seconds``: what it all took, without what first calls took more than others.
+    ``drift`` of the reference in the try that counts, the calmest of ``tries``; ``seconds``: what it all took, without
+    what first calls took more than others.
     """
 
     timings: dict[str, Timing]
@@ -92,11 +92,6 @@ class Reading:
     drift: float = 0.0
     tries: int = 1
     seconds: float = 0.0
-
-    @property
-    def noisy(self) -> str:
-        """Say why the figures of this set are not to be trusted as far as others; ``""`` where they are."""
-        return noisy([self])
 
     @property
     def spread(self) -> float:
@@ -138,7 +133,7 @@ def _where(some: Sequence[Reading], readings: Sequence[Reading]) -> str:
     # Without what tells a candidate from the others of its set.
     names = [next(iter(reading.timings), "").partition(" (")[0] for reading in some]
     text = ", ".join(dict.fromkeys(filter(None, names)))
-    return f" (in {len(some)} of {len(readings)} sets that were timed: {text})"
+    return f" (in {len(some)} of {len(readings)} sets that were timed{text and f': {text}'})"
 
 
 def quantile(values: Sequence[float], part: float) -> float:

@@ -29,7 +29,7 @@ class Inside:
     sample_bytes: int
 
 
-def counted(sitting: Sitting, samples: int) -> tuple[Counts, int]:
+def counts_of(sitting: Sitting, samples: int) -> tuple[Counts, int]:
     """Take a step over ``samples``; return what it computed and kept, and the bytes of a sample."""
     share = sitting.share(samples)
     counter = Counter(sitting.engine.model, share)
@@ -45,7 +45,7 @@ def counted(sitting: Sitting, samples: int) -> tuple[Counts, int]:
 def look_inside(sitting: Sitting, seconds: float) -> Inside:
     """Count a step of each share, and time the layers of some more. ``seconds``: about how long all may take."""
     begun, shares = time.perf_counter(), sitting.shares
-    found = {samples: counted(sitting, samples) for samples in shares}
+    found = {samples: counts_of(sitting, samples) for samples in shares}
     timer = Timer(sitting.marks.now, sitting.marks.between)
     timer.layers = Layers(sitting.engine.model, timer.turn)
     taken: dict[int, list[dict[tuple[str, str], float]]] = {samples: [] for samples in shares}

@@ -17,7 +17,7 @@ from kway.errors import RefusedError, UsageError, line_of, one_line
 from kway.job import Job
 from kway.launch.status import Status
 from kway.profiling.bound import rates
-from kway.profiling.inside import Inside, counted, kept_line, look_inside, rows
+from kway.profiling.inside import Inside, counts_of, kept_line, look_inside, rows
 from kway.profiling.optimizer_text import optimizer_text
 from kway.profiling.seats import Seat, seats
 from kway.profiling.sitting import Reading, Sitting
@@ -30,8 +30,7 @@ from kway.step.kinds import DEFAULT_KIND, KINDS
 from kway.step.recompute import blocks_of
 from kway.training.on_a_copy import copied
 from kway.training.parts import training_parts
-from kway.units import counted as number_of
-from kway.units import seconds_text
+from kway.units import counted, seconds_text
 
 # Of the seconds there are, for the eager steps, and for what goes on inside of them; the rest is for other kinds.
 TIMED, INSIDE = 0.6, 0.2
@@ -89,7 +88,7 @@ def _has_statistics(batch_size: int) -> Iterator[None]:
         if "more than 1 value" not in str(error):
             raise
         raise UsageError(
-            f"a batch of {number_of(batch_size, 'sample')}, on which a layer that normalises cannot be trained "
+            f"a batch of {counted(batch_size, 'sample')}, on which a layer that normalises cannot be trained "
             f"({one_line(str(error))})",
             "what is timed is a step that trains",
             "use a larger batch, and data of as many samples at least",
@@ -313,7 +312,7 @@ class Profiler:
         sizes = sorted(shares)[:2]
         with self._opened() as (opened, _):
             sitting = self._open(seat, DEFAULT_KIND, opened, recompute=True)
-            found = [counted(sitting, samples) for samples in sizes]
+            found = [counts_of(sitting, samples) for samples in sizes]
         counts = dict(zip(sizes, (counts for counts, _ in found), strict=True))
         return kept_line(counts, max(bytes_ for _, bytes_ in found))[1]
 

@@ -41,7 +41,7 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
 
 def _left(rows: list[dict[str, Any]]) -> list[str]:
     """Return a line for what could not be priced: a few, where it is much."""
-    told = [row for row in rows if row["devices"] or row["step_kind"] == "any"]
+    told = _candidates(rows)
     lines = [f"  -  {_name(row)}: left out: {row['why']}" for row in told[:MOST_LEFT]]
     more = len(told) - len(lines)
     return lines + (
@@ -52,17 +52,19 @@ def _left(rows: list[dict[str, Any]]) -> list[str]:
 def left_out(rows: list[dict[str, Any]], most: int = MOST_LEFT) -> list[str]:
     """Return a line for each reason for which something was left out, ``most`` at most."""
     by_reason: dict[str, list[str]] = {}
-    for row in rows:
-        if row["devices"] or row["step_kind"] == "any":
-            by_reason.setdefault(row["why"], []).append(_name(row))
+    for row in _candidates(rows):
+        by_reason.setdefault(row["why"], []).append(_name(row))
     lines = [
         f"left out: {names[0] if len(names) == 1 else counted(len(names), 'candidate')}: {why}"
         for why, names in by_reason.items()
     ]
     more = len(lines) - most
-    return lines[:most] + (
-        [f"left out for {counted(more, 'more reason')}: kway plan lists all"] if more > 0 else []
-    )
+    return lines[:most] + ([f"left out for {counted(more, 'more reason')}"] if more > 0 else [])
+
+
+def _candidates(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return, of what was left out, candidates and whole kinds of devices."""
+    return [row for row in rows if row["devices"] or row["step_kind"] == "any"]
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -239,8 +239,8 @@ class Engine:
         rows = self._level.shards(self.part.shards) or self.part.shares
         return Tally(names, self.device, rows, self._step.rule.doubts, self._lengths)
 
-    def loader(self, parts: Parts) -> Loader:
-        """Make a loader of this rank's shares of ``parts``."""
+    def loader(self, parts: Parts, workers_named: bool = True) -> Loader:
+        """Make a loader of this rank's shares of ``parts``. ``workers_named``: whether the user said how many."""
         loader = Loader(
             parts,
             rank=self.part.place,
@@ -250,6 +250,7 @@ class Engine:
             shards=self._level.shards(self.part.shards),
             compare=self._compare,
             device=self.device,
+            workers_named=workers_named,
         )
         return self.memory.fed(loader)
 

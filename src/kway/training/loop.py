@@ -155,9 +155,8 @@ class Loop:
         return record
 
     def _loader(self, parts: Parts) -> Loader:
-        loader = self.engine.loader(parts)
-        loader.named = "workers" not in (self.spec.tuned or {}).get("choice", {})
-        return loader
+        tuned = (self.spec.tuned or {}).get("choice", {})
+        return self.engine.loader(parts, workers_named="workers" not in tuned)
 
     @property
     def _all_notices(self) -> list[str]:

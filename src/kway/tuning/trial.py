@@ -209,9 +209,8 @@ class Trials:
         around = without_dropout if quiet else None
         engine, parts = open_on_copy(job, self.model, plan, self.world, self.status, opened, around=around)
         self._calls = engine.mesh.world.trace
-        loader = engine.loader(parts)
         # More loader workers than processors are tried on purpose.
-        loader.named = False
+        loader = engine.loader(parts, workers_named=False)
         opened.callback(loader.close)
         return engine, whole_shares(loader, parts.order.batch_size)
 
