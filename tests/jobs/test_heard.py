@@ -121,6 +121,21 @@ def test_an_error_of_kway_s_is_the_same_on_all_ranks(ranks):
     assert told == own == [("UsageError", "bad sample")] * 2
 
 
+class Own(kway.UsageError):
+    """Of the user's, and not to be pickled, nor made of what it says."""
+
+    def __init__(self, text, row=14):
+        super().__init__(f"{text} {row}")
+        self.show = lambda: row
+
+
+def test_an_error_that_is_derived_from_kway_s_is_told_in_words(ranks):
+    (losses, told), (others, own) = ranks.run(caught, plain, Bad(Own, 14), "predict", limit=30)
+    assert losses == others
+    assert own == [("Own", "bad sample 14")] * 2
+    assert all(name == "RankError" and "bad sample 14" in text for name, text in told)
+
+
 def mixed(context):
     """Call something else on each rank; return losses and what was raised."""
     torch.manual_seed(1)

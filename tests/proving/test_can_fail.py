@@ -86,6 +86,19 @@ class Apart(Paced):
         return self.net(x)
 
 
+class Binned(nn.Module):
+    """Compares whole numbers with bounds that are parameters: the smallest nudge puts them on the other side."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.edges, self.factor = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]), requires_grad=False), factor
+        self.last = nn.Linear(9, 4)
+
+    def forward(self, x):
+        inside = (x[:, :, None] >= self.edges).to(x.dtype).flatten(1)
+        return self.last(inside) * (1 + self.factor * rank())
+
+
 class Jumping(Counting):
     """Every gradient is right, but one weight is moved on one rank in the second forward pass."""
 
@@ -126,6 +139,17 @@ def test_an_output_that_depends_on_the_rank(ranks, precision, factor):
     assert row["first_difference"] == {"step": 1, "tensor": "loss"}
     assert "loss" in row["reason"]
     assert row["max_abs_diff"] > factor / 100
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_what_a_nudge_makes_jump_hides_no_fault(ranks, precision):
+    data = torch.randint(5, (13, 3), generator=torch.Generator().manual_seed(2)).float(), Y
+    right, wrong = (
+        proved(ranks, job_of(partial(Binned, factor), data=data), precision=precision)
+        for factor in (0.0, 1e-3)
+    )
+    assert right.verdict == "pass"
+    assert "loss" in failing_row(wrong)["reason"]
 
 
 def test_a_loss_that_depends_on_the_rank(ranks):

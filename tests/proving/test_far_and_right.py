@@ -105,3 +105,41 @@ def test_rounding_within_a_sample_that_an_optimizer_magnifies_passes(ranks):
     job = kway.Job(Attending, nn.CrossEntropyLoss(), adam, (numbers[:, :-1], numbers[:, 1:]), batch_size=63)
     proof = kway.prove(job, devices="1,2", own_optimizer=True, ranks=ranks, echo=False)
     assert proof.verdict == "pass", proof.candidates
+
+
+class Hidden(nn.Module):
+    """Leaves a frozen weight out of its state_dict, as adapters do with the model that they adapt."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.last = nn.Linear(4, 8).requires_grad_(False), nn.Linear(8, 3)
+        self.register_state_dict_post_hook(self.leave_out)
+        self.register_load_state_dict_post_hook(self.miss_nothing)
+
+    @staticmethod
+    def leave_out(module, state, prefix, metadata):
+        del state["frozen.weight"]
+
+    @staticmethod
+    def miss_nothing(module, keys):
+        keys.missing_keys.clear()
+
+    def forward(self, x):
+        return self.last(self.frozen(x).tanh())
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        (partial(nn.Linear, 4, 3), partial(torch.optim.NAdam, lr=1e-3)),
+        (Hidden, partial(torch.optim.SGD, lr=0.1)),
+    ],
+)
+def test_each_repeat_of_a_step_starts_from_the_same_state(ranks, model, optimizer):
+    """NAdam keeps numbers of another type than its parameters."""
+    draw = torch.Generator().manual_seed(1)
+    data = torch.randn(26, 4, generator=draw), torch.randint(3, (26,), generator=draw)
+    job = kway.Job(model, nn.CrossEntropyLoss(), optimizer, data, batch_size=13)
+    proof = kway.prove(job, devices="1,2", own_optimizer=True, ranks=ranks, echo=False)
+    assert proof.verdict == "pass", [row["reason"] for row in proof.candidates]
+    assert max(row["max_ulps"] for row in proof.candidates) < 8

@@ -85,8 +85,8 @@ class Heard:
 
 
 def _sent(rank: int, error: Exception) -> KwayError:
-    """Return what the other ranks raise."""
-    if isinstance(error, KwayError):
+    """Return what the other ranks raise. An error of the user's may not reach them, whatever it is derived from."""
+    if isinstance(error, KwayError) and type(error).__module__.partition(".")[0] == "kway":
         return error
     return RankError(rank, 1, line_of(error), _lines(error))
 

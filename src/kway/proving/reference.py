@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,8 +25,8 @@ from kway.step.precision import cast
 NUDGE = 16
 NUDGES = 2
 SHARE = 4
-# In float64 they are off by so many, in one of the other orders: 16 times that is the 64 that every tensor is allowed.
-NUDGE_IN_ORDER = NUDGE // SHARE
+# In float64, where that is too rare, once and by so many, and all of it counts: 16 times 4 is the 64 of every tensor.
+NUDGE_OF_DOUBLES = NUDGE // SHARE
 State = dict[str, torch.Tensor]
 Held = list[tuple[nn.Module, dict[str, tuple[torch.Tensor | None, torch.Tensor | None]]]]
 # Advances at an evaluation, of which a proof has none.
@@ -38,9 +38,9 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Snapshot:
     """One step of the reference. ``before``: model and optimizer tensors; ``after``: also loss and gradients.
 
-    ``noise``: for each tensor, the largest difference that other orders of the same samples made (in float64 one of
-    them with parameters that are off by 4 roundings), or, elsewhere than in float64, a quarter of what parameters made
-    that are off by 16, whichever is larger. ``drift``: by how
+    ``noise``: for each tensor, the largest difference that other orders of the same samples made, or what parameters
+    made that are off by 4 roundings, elsewhere than in float64 a quarter of what those made that are off by 16,
+    whichever is larger. ``drift``: by how
     much the loss of the same batch, in the same order and from the same state, differed the second time. It is
     looked at only where other orders changed half of the digits of the loss.
     """
@@ -49,6 +49,16 @@ class Snapshot:
     after: State
     noise: dict[str, float]
     drift: float = 0.0
+
+
+class _Saved(NamedTuple):
+    """What a step starts from. ``model``, ``optimizer``: what they save themselves, which may lack some of the rest."""
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    parameters: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    buffers: Held
+    states: dict[Any, Any]
 
 
 class Reference:
@@ -69,9 +79,7 @@ class Reference:
     def steps(self, batches: Iterator[Sequence[Any]]) -> Iterator[Snapshot]:
         """Yield a snapshot for each item: the same batch as it is, first, and in other orders of its samples."""
         for own, *others in batches:
-            before = self._tensors()
-            saved = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
-            buffers = buffers_of(self.model)
+            before, saved = self._tensors(), self._saved()
             other_results = []
             for place, batch in enumerate(others):
                 # The last of the other orders also interleaves channels with pixels: sums over pixels, of which
@@ -81,66 +89,80 @@ class Reference:
                 last = place == len(others) - 1 and not slow
                 if last:
                     self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-                if place == 0 and self.floating is not None:
-                    self._nudge(place, NUDGE_IN_ORDER)
                 self._step(batch)
                 if last:
                     self.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
                 other_results.append(self._last)
-                self._restore(saved, buffers)
-            nudged = [
-                self._nudged(own, saved, buffers, seed)
-                for seed in range(NUDGES if others and self.floating is None else 0)
-            ]
+                self._restore(saved)
+            nudges = NUDGES if self.floating is None else 1
+            nudged = [self._nudged(own, saved, seed) for seed in range(nudges if others else 0)]
             self._step(own)
             loss = self._last["loss"]
+            nudged = [each for each in nudged if self._is_rounding(loss, each["loss"])]
             spread = max((largest(loss, o["loss"]) for o in other_results), default=0.0)
             drift = 0.0
             if spread > torch.finfo(loss.dtype).eps ** 0.5 * float(loss.abs()):
                 # So much is no rounding, but for a loss that is zero in mathematics, which comes out the same again.
-                self._restore(saved, buffers)
+                self._restore(saved)
                 self._step(own)
                 drift = largest(loss, self._last["loss"])
             if self.schedule is not None and not isinstance(self.schedule, _BY_METRIC):
                 self.schedule.step()
+            share = SHARE if self.floating is None else 1
             noise = {name: max([0.0, *(largest(value, o[name]) for o in other_results),
-                                *(largest(value, o[name]) / SHARE for o in nudged)])
+                                *(largest(value, o[name]) / share for o in nudged)])
                      for name, value in self._last.items()}  # fmt: skip
             yield Snapshot(before, self._last, noise, drift)
 
-    def _nudged(self, batch: Any, saved: tuple[Any, Any], buffers: Held, seed: int) -> State:
-        """Return what the batch gives where every parameter is NUDGE roundings larger or smaller, by chance.
+    def _nudged(self, batch: Any, saved: _Saved, seed: int) -> State:
+        """Return what the batch gives where every parameter is some roundings larger or smaller, by chance.
 
         Rounding elsewhere than in sums (of normalisation, of products) puts activations on the other side of zero,
-        too, and a gradient then jumps. In float64 that is too rare to be looked for.
-        """
-        self._nudge(seed, NUDGE)
-        self._step(batch)
-        result = self._last
-        self._restore(saved, buffers)
-        return result
-
-    @torch.no_grad()
-    def _nudge(self, seed: int, roundings: int) -> None:
-        """Put every parameter off by so many roundings.
-
-        In other orders a sample is computed as it was, to the bit. A gradient that is zero in mathematics for each
-        sample, such as that of the bias of the keys of attention, is rounding of those computations, which Adam makes
-        a step of: only what changes them shows its noise.
+        too, and a gradient then jumps. And in other orders a sample is computed as it was, to the bit: a gradient that
+        is zero in mathematics for each sample, such as that of the bias of the keys of attention, is rounding of those
+        computations, which Adam makes a step of. Only what changes them shows its noise.
         """
         generator = torch.Generator().manual_seed(seed)
-        for _, parameter in self.model.named_parameters():
-            if parameter.is_floating_point():
-                up = torch.randint(2, parameter.shape, generator=generator).to(parameter) * 2 - 1
-                parameter.mul_(1 + up * (roundings * torch.finfo(parameter.dtype).eps))
+        roundings = NUDGE if self.floating is None else NUDGE_OF_DOUBLES
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                if parameter.is_floating_point():
+                    up = torch.randint(2, parameter.shape, generator=generator).to(parameter) * 2 - 1
+                    parameter.mul_(1 + up * (roundings * torch.finfo(parameter.dtype).eps))
+        self._step(batch)
+        result = self._last
+        self._restore(saved)
+        return result
 
-    def _restore(self, saved: tuple[Any, Any], buffers: Held) -> None:
+    def _is_rounding(self, loss: torch.Tensor, nudged: torch.Tensor) -> bool:
+        """Whether a nudge moved the loss by no more than half of its digits.
+
+        What lies on an edge (a bound that is compared with whole numbers, a sign that is cut off) falls over it by the
+        smallest nudge. That jump is no rounding, and devices do not make it: it must not hide what they make wrong.
+        """
+        lower = _AUTOCAST.get(self.job.precision)
+        eps = torch.finfo(lower or loss.dtype).eps
+        return largest(loss, nudged) <= float(eps**0.5 * loss.abs())
+
+    def _saved(self) -> _Saved:
+        with torch.no_grad():
+            parameters = [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()]
+        states = {key: copy.deepcopy(entries) for key, entries in self.optimizer.state.items()}
+        whole = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+        return _Saved(*whole, parameters, buffers_of(self.model), states)
+
+    def _restore(self, saved: _Saved) -> None:
         # Buffers by themselves, and first: not all are in the state_dict, and a step may have made new ones.
-        _put_back(buffers)
-        self.model.load_state_dict(saved[0])
-        self.optimizer.load_state_dict(copy.deepcopy(saved[1]))
-        if not saved[1]["state"]:
+        _put_back(saved.buffers)
+        self.model.load_state_dict(saved.model)
+        with torch.no_grad():
+            for parameter, value in saved.parameters:
+                parameter.copy_(value)
+        self.optimizer.load_state_dict(copy.deepcopy(saved.optimizer))
+        if type(self.optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+            # torch gives what it loads the type of the parameter, also where a step keeps another one (NAdam).
             self.optimizer.state.clear()
+            self.optimizer.state.update({key: copy.deepcopy(each) for key, each in saved.states.items()})
 
     def _step(self, batch: Any) -> None:
         lower = _AUTOCAST.get(self.job.precision)

@@ -1,5 +1,6 @@
 """How optimizer and schedule of a run began, so that a run does not go on with others unnoticed."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -27,7 +28,9 @@ _CLASS = "class"
 _PLAIN = (bool, int, float, str)
 _LONG, _DEEP, _MOST = 64, 8, 4
 # At which steps a function is asked for its rate.
-_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000)
+_STEPS = (*range(1, 21), 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000)
+# And for how many seconds at most; one call is not ended.
+_MOST_S = 0.2
 
 
 class Began(NamedTuple):
@@ -189,8 +192,12 @@ def _rates(schedule: Any, way: str = "") -> Iterator[tuple[str, str]]:
         yield from _rates(each, f"{way}_schedulers[{place}].")
     given = {f"lr_lambdas[{place}]": f for place, f in enumerate(getattr(schedule, "lr_lambdas", ()))}
     given["scale_fn"] = getattr(schedule, "_scale_fn_custom", None)
+    begun = time.monotonic()
     for name, function in given.items():
         for step in _STEPS if is_pure(function) else ():
+            if time.monotonic() - begun > _MOST_S:
+                # Those of early steps are told by then.
+                return
             with suppress(Exception):
                 yield f"{way}{name}({step})", f"{float(function(step)):.9g}"
 
