@@ -92,7 +92,7 @@ def said(run):
         (
             "rate",
             # At a step at which nobody asked for the rate.
-            job(schedule=of_function(lambda n: 0.9**n if n != 7 else 0.0)),
+            job(schedule=of_function(lambda n: 0.9**n if n != 33 else 0.0)),
             "the schedule",
         ),
     ],
