@@ -143,17 +143,21 @@ def test_model_and_loss_find_one_another_in_a_replica():
     assert store == {}
 
 
-def test_what_was_computed_data_generators_and_what_cannot_be_copied():
+def test_what_was_computed_data_generators_and_what_cannot_be_copied(tmp_path):
     layer = nn.Linear(2, 2)
     kept, lock = {"x": layer(torch.ones(1, 2))}, threading.Lock()
     data, generator = TensorDataset(torch.zeros(3)), torch.Generator().manual_seed(4)
     fixed, written = np.zeros(2), torch.zeros(2)
     fixed.flags.writeable = False
     shared = {"lock": lock}
-    layer.all = lambda: (kept, lock, shared, data, fixed, written, generator, torch)
+    file = (tmp_path / "log").open("w")
+    logged = {"file": file, "lines": []}
+    layer.all = lambda: (kept, lock, shared, data, fixed, written, generator, torch, file, logged)
     (copied,) = _copied((layer,))
     for number, (own, other) in enumerate(zip(layer.all(), copied.all(), strict=True)):
-        assert (own is other) == (number in (1, 2, 3, 4, 7)), number
+        assert (own is other) == (number in (1, 2, 3, 4, 7, 8)), number
+    assert copied.all()[9]["file"] is file
+    file.close()
     assert torch.equal(copied.all()[0]["x"], kept["x"])
     assert torch.rand(2, generator=copied.all()[6]).equal(torch.rand(2, generator=generator))
 

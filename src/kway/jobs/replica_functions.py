@@ -8,21 +8,17 @@ import copy
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from kway.step.copying import computed
+from kway.jobs.replica_contents import ATOMS, CONTAINERS, entries, table_of
 
-_ATOMS = (str, bytes, int, float, bool, complex, type(None), type, torch.device, torch.dtype)
-_CONTAINERS = (dict, list, set, deque)
 # What a function has beside its code, defaults and attributes; annotations are computed when asked for where they can.
 _TOLD = (
     "__module__",
@@ -80,7 +76,7 @@ class _Own:
             self._replace(list if isinstance(made, list) else deque, made, [*enumerate(made)])
         elif isinstance(made, dict):
             self._replace(dict, made, [*made.items()])
-        held = _table(made)
+        held = table_of(made)
         self._replace(dict, held, [*held.items()])
 
     def _replace(self, kind: Any, made: Any, items: Iterable[tuple[Any, Any]]) -> None:
@@ -99,14 +95,14 @@ class _Own:
             function, holder = self.of(value.__func__), self._content(value.__self__)
             same = function is value.__func__ and holder is value.__self__
             return value if same else MethodType(function, holder)
-        if kind is BuiltinFunctionType and isinstance(value.__self__, _CONTAINERS):
+        if kind is BuiltinFunctionType and isinstance(value.__self__, CONTAINERS):
             holder = self._content(value.__self__)
             return value if holder is value.__self__ else getattr(holder, value.__name__)
         if kind is ReferenceType:
             target = value()
             now = self._memo.get(id(target), target)
             return value if now is target else ref(now)
-        if isinstance(value, tuple):
+        if issubclass(kind, tuple):
             items = [self.of(item) for item in value]
             same = all(now is item for now, item in zip(items, value, strict=True))
             return value if same else tuple.__new__(kind, items)
@@ -154,13 +150,13 @@ class _Own:
 
     def _content(self, value: Any) -> Any:
         """Return this replica's copy of what a function holds, or ``value`` where it cannot be copied."""
-        if isinstance(value, _ATOMS):
+        if issubclass(type(value), ATOMS):
             return value
         if id(value) not in self._memo:
-            entries = _entries(value, self._memo)
+            known = entries(value, self._memo)
             before = dict(self._memo)
             try:
-                self._memo.update(entries)
+                self._memo.update(known)
                 copy.deepcopy(value, self._memo)
             except Exception:
                 # Half-made copies must be found by nobody.
@@ -191,56 +187,3 @@ def _is_global(function: FunctionType) -> bool:
     for name in function.__qualname__.split("."):
         found = getattr(found, "__dict__", {}).get(name)
     return found is function
-
-
-def _entries(content: Any, known: Mapping[int, Any]) -> dict[int, Any]:
-    """Return a memo of what ``copy.deepcopy`` would refuse in ``content``, or should not copy: data and modules."""
-    memo: dict[int, Any] = {}
-    for value in _walked(content, known):
-        kind = type(value)
-        if issubclass(kind, torch.Generator):
-            memo[id(value)] = torch.Generator(value.device)
-            memo[id(value)].set_state(value.get_state())
-        elif issubclass(kind, torch.Tensor):
-            if not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-        elif issubclass(kind, nn.Module):
-            memo |= computed([value])
-        elif _is_shared(value):
-            memo[id(value)] = value
-    return memo
-
-
-def _is_shared(value: Any) -> bool:
-    # By type: to be asked for its class, a value may raise (a weak proxy of what is gone).
-    kind = type(value)
-    if issubclass(kind, Dataset | DataLoader):
-        return not issubclass(kind, IterableDataset)
-    return issubclass(kind, ModuleType) or (issubclass(kind, np.ndarray) and not value.flags.writeable)
-
-
-def _walked(content: Any, known: Mapping[int, Any]) -> Iterator[Any]:
-    waiting, seen = [content], {*known}
-    while waiting:
-        value = waiting.pop()
-        kind = type(value)
-        if id(value) in seen or issubclass(kind, _ATOMS):
-            continue
-        seen.add(id(value))
-        yield value
-        if issubclass(kind, nn.Module | torch.Tensor) or _is_shared(value):
-            continue
-        if issubclass(kind, dict):
-            waiting += value.values()
-        elif issubclass(kind, (tuple, *_CONTAINERS)):
-            waiting += value
-        waiting += _table(value).values()
-
-
-def _table(value: Any) -> dict[str, Any]:
-    """Return the attributes of ``value``, to be read or written: none where it has no table of them."""
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return held if isinstance(held, dict) else {}
