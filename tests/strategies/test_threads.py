@@ -144,7 +144,7 @@ def test_attention_takes_turns_only_where_it_drops_something(ranks, dropout):
     assert run.record.weights_sha256 == expected.record.weights_sha256
 
 
-def test_attributes_stay_and_hooks_run_once_a_replica_and_pass():
+def test_attributes_stay_and_hooks_run_once_a_pass():
     calls = []
     model = Counting()
     model.last.register_forward_hook(lambda module, args, out: calls.append(id(module)))
@@ -152,7 +152,8 @@ def test_attributes_stay_and_hooks_run_once_a_replica_and_pass():
     assert run.model is model
     assert (model.passes, int(model.count)) == (3, 3)
     assert set(model.seen) == {"kway-rank-0"}
-    assert sorted(calls.count(one) for one in set(calls)) == [3, 3]
+    # The other replica's hook appends to a list of its own.
+    assert calls == [id(model.last)] * 3
     # A vector that each pass refines, and that all replicas hold alike.
     first, second = (kway.train(job_of(Counting), devices="cpu:1", epochs=1).model,
                      train(job_of(Counting), epochs=1).model)  # fmt: skip

@@ -14,6 +14,7 @@ from kway.comm.threads import ThreadGroup
 from kway.data.arrays import InMemory
 from kway.data.streams import is_stream
 from kway.errors import RefusedError, UsageError, line_of
+from kway.jobs.replica_functions import of_process, with_own_functions
 from kway.launch import threads
 from kway.launch.shared_process import SharedProcess
 from kway.launch.status import Status
@@ -38,8 +39,9 @@ def run(make: Any, task: Any, arguments: tuple[Any, ...], device_set: list[str],
     """Call ``task(context, *arguments)`` in a thread for each device; return the results by rank.
 
     ``make(world, status)`` gives the context, ``count`` is of CPU threads a rank. Rank 0 gets the arguments
-    themselves, each other rank a copy, in which only what data lies in is shared. Random numbers and flags of torch
-    are the caller's own afterwards. Raises what a rank raises, and ``RefusedError`` for what cannot be copied.
+    themselves, each other rank a copy, in which only what data lies in is shared: functions close over copies as well.
+    Random numbers and flags of torch are the caller's own afterwards. Raises what a rank raises, and ``RefusedError``
+    for what cannot be copied.
     """
     size = len(device_set)
     own = [arguments, *(_copied(arguments) for _ in range(size - 1))]
@@ -103,8 +105,10 @@ def check(where: Any, needing: Mapping[str, str]) -> None:
 
 
 def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    memo: dict[int, Any] = {}
+    memo = of_process()
     for value in _reached(arguments):
+        if id(value) in memo:
+            continue
         if isinstance(value, torch.Generator):
             memo[id(value)] = _generator(value)
         elif isinstance(value, nn.Module):
@@ -113,7 +117,8 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             memo[id(value)] = value
     try:
         # What fails leaves half-made copies in it.
-        return copy.deepcopy(arguments, dict(memo))
+        made = dict(memo)
+        copies = copy.deepcopy(arguments, made)
     except Exception as error:
         stream = _not_copied(arguments, memo)
         if stream is not None:
@@ -128,6 +133,7 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             "every replica has a model, a loss and an order of samples of its own",
             "use strategy data, or leave out of model and loss what copy.deepcopy cannot copy",
         ) from error
+    return with_own_functions(copies, made)
 
 
 def _not_copied(arguments: tuple[Any, ...], memo: Mapping[int, Any]) -> str | None:

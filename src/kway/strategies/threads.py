@@ -17,6 +17,7 @@ from kway.step.host_draws import OnDevice, watched
 from kway.step.seeds import UPDATE, Draws, Keyed
 from kway.strategies.base import Axis, Part
 from kway.strategies.data import Data
+from kway.strategies.shared_variables import shared_variable
 
 _SPREAD = Data()
 
@@ -38,8 +39,8 @@ class Threads(Axis):
         return _SPREAD.sizes(devices)
 
     def refuses(self, job: Job, model: nn.Module, size: int, level: str) -> str | None:
-        """Refuse what ``data`` does."""
-        return _SPREAD.refuses(job, model, size, level)
+        """Refuse what ``data`` does, and a model in which a forward pass reads what hooks write for all replicas."""
+        return _SPREAD.refuses(job, model, size, level) or (shared_variable(model) if size > 1 else None)
 
     def apply(self, part: Part, group: Group) -> None:
         """Do what ``data`` does, and let the replicas compute at once where they can."""

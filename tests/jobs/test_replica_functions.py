@@ -1,0 +1,200 @@
+"""Functions of replicas: each closes over copies of its own, and what cannot be copied, or is global, stays shared."""
+
+import random
+import threading
+from collections import deque
+from functools import partial
+from weakref import ref
+
+import numpy as np
+import pytest
+import torch
+from tests.planning.machine import measurements
+from tests.workloads import workload
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import kway
+from kway.jobs.threads import _copied
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+class Extractor(nn.Module):
+    """Reads back what a hook has kept of a frozen layer, which nothing orders after the other replica's."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = (
+            nn.Linear(64, 256).requires_grad_(False),
+            nn.Linear(256, 256),
+            nn.Linear(256, 2),
+        )
+        found = {}
+        self.first.register_forward_hook(lambda module, args, out: found.__setitem__("x", out))
+        self.get = lambda: found["x"]
+
+    def forward(self, x):
+        self.first(x)
+        hidden = self.middle(x.repeat(1, 4)).relu()
+        return self.last(self.get().relu() + hidden)
+
+
+def test_features_that_a_hook_keeps_are_each_replicas_own():
+    draw = torch.Generator().manual_seed(0)
+    data = torch.randn(2000, 64, generator=draw), torch.randint(2, (2000,), generator=draw)
+
+    def losses(**where):
+        torch.manual_seed(0)
+        job = kway.Job(Extractor, nn.CrossEntropyLoss(), SGD, data, batch_size=400, seed=1, precision="fp64")
+        return [
+            epoch["train_loss"] for epoch in kway.train(job, epochs=1, tune=False, echo=False, **where).epochs
+        ]
+
+    alone = losses(devices="cpu:1")
+    for _ in range(12):
+        assert losses(devices="cpu:2", strategy="threads") == pytest.approx(alone, abs=1e-12)
+
+
+class Keeper:
+    def __init__(self, store):
+        self.store = store
+
+    def __call__(self, module, args, out):
+        self.store["object"] = out
+
+
+def hooked():
+    """Return a layer, with one store that many kinds of functions know, and that store."""
+    layer, store = nn.Linear(2, 2), {}
+
+    def later(module, args, out, into=store, *, named=store):
+        into["default"] = named["keyword"] = out
+
+    def many(into, module, args, out):
+        into["partial"] = out
+
+    def itself(again=True):
+        return itself(False) if again else store
+
+    layer.register_forward_hook(lambda module, args, out: store.__setitem__("closure", out))
+    layer.register_forward_hook(later)
+    layer.register_forward_hook(partial(many, store))
+    layer.register_forward_pre_hook(lambda module, args: layer.marks.append(1))
+    layer.register_forward_hook(Keeper(store))
+    layer.marks = []
+    layer.get, layer.look, layer.again = lambda: store, store.get, itself
+    layer.nested = {"pair": ("name", lambda: store), "queue": deque([lambda: store])}
+    layer.parent, layer.kept = ref(layer), TensorDataset(torch.zeros(2))
+    layer.known = lambda: (layer, layer.weight, layer.parent())
+    return layer, store
+
+
+def test_all_functions_of_a_replica_know_one_copy():
+    layer, store = hooked()
+    (copied,) = _copied((layer,))
+    copied(torch.zeros(1, 2))
+    assert (store, layer.marks, copied.marks) == ({}, [], [1])
+    held = copied.get()
+    assert set(held) == {"closure", "default", "keyword", "partial", "object"}
+    for each in (copied.again(), copied.nested["pair"][1](), copied.nested["queue"][0]()):
+        assert each is held
+    assert copied.look("partial") is held["partial"]
+    assert all(
+        found is own for found, own in zip(copied.known(), (copied, copied.weight, copied), strict=True)
+    )
+    # The user's own are what they were.
+    layer(torch.zeros(1, 2))
+    assert set(store) == set(held)
+    assert layer.known()[0] is layer
+    assert layer.get() is store
+
+
+def test_a_variable_that_functions_write_is_one_in_each_replica():
+    def counter():
+        count = 0
+
+        def hook(*_):
+            nonlocal count
+            count += 1
+
+        return hook, lambda: count
+
+    layer = nn.Linear(2, 2)
+    hook, layer.count = counter()
+    layer.register_forward_hook(hook)
+    copies = [_copied((layer,))[0] for _ in range(2)]
+    for passes, each in enumerate([layer, *copies]):
+        for _ in range(passes):
+            each(torch.zeros(1, 2))
+    assert [each.count() for each in (layer, *copies)] == [0, 1, 2]
+
+
+def test_model_and_loss_find_one_another_in_a_replica():
+    layer, store = hooked()
+
+    def loss(output, target):
+        return (output - target).sum() + store["closure"].sum()
+
+    copied, theirs = _copied((layer, loss))
+    copied(torch.ones(1, 2))
+    copied.get()["closure"] = torch.tensor(5.0)
+    assert theirs(torch.zeros(1), torch.zeros(1)) == 5
+    assert store == {}
+
+
+def test_what_was_computed_data_generators_and_what_cannot_be_copied(tmp_path):
+    layer = nn.Linear(2, 2)
+    kept, lock = {"x": layer(torch.ones(1, 2))}, threading.Lock()
+    data, generator = TensorDataset(torch.zeros(3)), torch.Generator().manual_seed(4)
+    fixed, written = np.zeros(2), torch.zeros(2)
+    fixed.flags.writeable = False
+    shared = {"lock": lock}
+    file = (tmp_path / "log").open("w")
+    logged = {"file": file, "lines": []}
+    layer.all = lambda: (kept, lock, shared, data, fixed, written, generator, torch, file, logged)
+    (copied,) = _copied((layer,))
+    for number, (own, other) in enumerate(zip(layer.all(), copied.all(), strict=True)):
+        assert (own is other) == (number in (1, 2, 3, 4, 7, 8)), number
+    assert copied.all()[9]["file"] is file
+    file.close()
+    assert torch.equal(copied.all()[0]["x"], kept["x"])
+    assert torch.rand(2, generator=copied.all()[6]).equal(torch.rand(2, generator=generator))
+
+
+def test_what_all_code_shares_stays_itself():
+    layer = nn.Linear(2, 2)
+    layer.pair = nn.functional.relu, kway.accuracy, _copied, random.uniform
+    uniform = random.uniform
+    layer.draw = lambda: uniform(0, 1)
+    (copied,) = _copied((layer,))
+    assert copied.pair == layer.pair
+    random.seed(3)
+    first = copied.draw()
+    random.seed(3)
+    assert random.uniform(0, 1) == first
+
+
+KEPT = {}
+
+
+class Kept(nn.Linear):
+    """Reads what a hook has kept in a global variable, of which a process has one for all its replicas."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.register_forward_pre_hook(lambda module, args: KEPT.__setitem__("x", args[0]))
+
+    def forward(self, x):
+        return super().forward(KEPT["x"])
+
+
+def test_plans_leave_threads_out_where_replicas_would_share_what_a_hook_keeps(two_cores, monkeypatch):
+    monkeypatch.setattr("kway.jobs.place.rank_threads", lambda device_set: 1)
+    job = kway.Job(
+        Kept, nn.CrossEntropyLoss(), SGD, (torch.zeros(64, 6), torch.arange(64) % 3), batch_size=64
+    )
+    timed = workload((16, 32, 64), model="Kept", threads=(1, 2))
+    record = kway.plan(job, workload=timed, measurements=measurements(latency_s=1e-4))
+    assert {row["strategy"] for row in record.candidates} == {"single", "data=2"}
+    assert "variable 'KEPT'" in next(each["why"] for each in record.left if each["strategy"] == "threads=2")
