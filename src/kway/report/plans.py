@@ -157,6 +157,8 @@ def _whole(record: Planned) -> list[str]:
         lines.append(f"serial     not known: {_no_line(record.candidates)}")
     if record.serial_fraction is not None:
         text = f"serial     {record.serial_fraction:.1%} of a step on one device stays whatever its samples"
+        if record.serial_error:
+            text += f" (by a line that is off by up to {record.serial_error:.1%} of its times)"
         bound = record.amdahl_bound
         lines.append(
             text + ("" if bound is None else f": more devices are at most {bound:.3g} times as fast (Amdahl)")
