@@ -66,7 +66,7 @@ class Tuned:
 
     ``seconds`` that it took, ``made``: when it was measured; ``found``: what was looked at, where it was measured now;
     ``untried``: what could not be a candidate here, and why. ``busy``: what other programs kept busy when it was
-    measured, like ``1.8 of 2 processors``, or ``""``.
+    measured, like ``1.8 of 2 processors``, or ``""``. ``undecided``: see ``Found``.
     """
 
     choice: Choice
@@ -77,6 +77,7 @@ class Tuned:
     found: Found | None = None
     untried: str = ""
     busy: str = ""
+    undecided: bool = False
 
 
 def tune(
@@ -113,7 +114,8 @@ def tune(
         if held is not None and not _has_more(held, wish, steps, parts):
             # Of no epochs: nothing is to be run. At bits a choice is part of them, whatever the length.
             why = _not_repaid(held, steps) if length[0] and plan.exactness != "bits" else ""
-            return Tuned({} if why else held.choice, "remembered", why, made=held.made, busy=held.busy)
+            choice = {} if why else held.choice
+            return Tuned(choice, "remembered", why, made=held.made, busy=held.busy, undecided=held.undecided)
         if why := _not_measured(wish, steps, parts):
             return Tuned({}, "left", why)
         apart, why = _on_own_data(job, world)
@@ -152,13 +154,15 @@ def tune(
         others = others or _others(group)
         made = datetime.now(UTC).isoformat(timespec="seconds")
         if known is not None and not budget.stopped:
-            there = math.inf if found.whole else budget.seconds
+            there = math.inf if found.whole and not found.undecided else budget.seconds
             took = *_compiling(found, start, plan), there, start.median_s
-            keep(known, Kept(found.best, made, *took, others))
+            keep(known, Kept(found.best, made, *took, others, found.undecided))
         spent = time.perf_counter() - begun
         if line := budget.overrun(spent):
             say(line)
-        return Tuned(found.best, "measured", "", spent, made, found, untried(subject), others)
+        return Tuned(
+            found.best, "measured", "", spent, made, found, untried(subject), others, found.undecided
+        )
 
 
 def _others(group: Group) -> str:
