@@ -39,6 +39,7 @@ def found(
     sets=None,
     close=CLOSE,
     level="math",
+    has_blocks=True,
 ):
     """Search over a machine of two cores, or of ``cluster``."""
     cluster = cluster or simulated(cores=2)
@@ -55,4 +56,5 @@ def found(
         "example",
         level,
         close,
+        has_blocks,
     )

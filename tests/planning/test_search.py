@@ -177,7 +177,10 @@ def test_what_fits_nowhere_says_how_much_is_missing_and_what_would_help():
     assert "--batch-size 40" in text
     # What is refused of some models is not promised to all.
     assert "--micro-batch 20 (not of a model with batch normalisation)" in text
-    assert "recompute=true keeps fewer activations of a model made of blocks" in text
+    assert "recompute=true keeps fewer activations of its blocks" in text
+    with pytest.raises(UsageError) as caught:
+        found(256, room=room, has_blocks=False)
+    assert str(caught.value).endswith("--micro-batch 20 (not of a model with batch normalisation)")
     for level, parts in (
         ("loose", "--batch-size 40, or the same batch in parts, --micro-batch 20; "),
         ("bits", ""),

@@ -142,8 +142,8 @@ def test_a_winner_that_the_machine_alone_made_slower_is_not_decided_and_not_chos
     assert [row.verdict for row in found.rows[1:]] == [
         CHANGED,
         "baseline, measured again",
-        "not decided: the machine changed meanwhile (the step as it is took 1.85 times its first time, and this 0.95 of "
-        "that)",
+        "not decided: the machine changed meanwhile (the step as it is took 1.85 times its first time, and this "
+        "0.95 of that)",
     ]
     # What loses beside its neighbour has lost, whatever the machine did.
     lost = Slowed(1.02).find([Stage("a", (FUSED,))])

@@ -107,6 +107,10 @@ def _searched(asked: Asked, known: Known, found: Sequence[Candidate], close: flo
         asked.job.title,
         asked.level,
         close,
+        any(
+            each.memory["checkpointed_activation_bytes_per_sample"] is not None
+            for each in known.workloads.values()
+        ),
     )
 
 

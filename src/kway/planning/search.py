@@ -37,9 +37,11 @@ def search(
     title: str,
     level: str,
     close: float = CLOSE,
+    has_blocks: bool = True,
 ) -> Found:
     """Price and rank candidates. ``cores``: more CPU ranks are never chosen. ``title``: what errors call the model;
     ``level``: at which exactness they are priced. ``close``: by which part candidates may differ and not be told apart.
+    ``has_blocks``: whether the model has blocks that could be computed again.
 
     Raises ``UsageError`` where nothing can be priced, ``NotMeasuredError`` where only figures are missing for that, and
     where nothing fits: with what is missing and what would help.
@@ -60,7 +62,7 @@ def search(
     rows = [(each, _row(each, cost, room(each), scaling, cores)) for each, cost in priced]
     rows.sort(key=lambda pair: _rank(pair[1]))
     if not any(row["fits"] for _, row in rows):
-        raise fits_nowhere(title, rows, price, room, scaling, level)
+        raise fits_nowhere(title, rows, price, room, scaling, level, has_blocks)
     table = [row for _, row in rows]
     chosen = _chosen(table, close)
     of = {id(row): each for each, row in rows}
