@@ -24,7 +24,9 @@ from kway.jobs.place import place
     ],
 )
 def test_what_cannot_be_adapted_is_told_what_can_be_chosen_at_its_level(level, said):
-    job = kway.Job(partial(nn.Linear, 3, 3), nn.MSELoss(), partial(torch.optim.SGD, lr=0.1), None, batch_size=16)
+    job = kway.Job(
+        partial(nn.Linear, 3, 3), nn.MSELoss(), partial(torch.optim.SGD, lr=0.1), None, batch_size=16
+    )
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     with pytest.raises(kway.RefusedError) as caught:
         adapting_of("adapt", job, model, place("cpu:1", exactness=level), KeyedOrder(64, 16, seed=0))

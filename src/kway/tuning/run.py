@@ -31,6 +31,7 @@ from kway.tuning.kept import Kept, facts, keep, recall
 from kway.tuning.knobs import Choice, Subject, stages, untried
 from kway.tuning.loading import why_once, workers_of
 from kway.tuning.search import Found, Reading, search
+from kway.tuning.time_left import lacking_time
 from kway.tuning.trial import ORDERS, Trials, compiles
 from kway.units import counted
 from kway.world import StopRequest, World
@@ -130,12 +131,14 @@ def tune(
         with meeting(group) as met:
             trials = Trials(own, group, met, apart, plan, model, status, compared)
 
-            def enough(step_s: float, rest_s: float) -> bool:
+            def lacking(step_s: float, rest_s: float) -> str:
                 all_ = group.objects((time.perf_counter() - begun, bool(stop.by)))
                 # By rank 0's clock.
-                return all_[0][0] + rest_s < _seconds(wish, steps, step_s) and not any(by for _, by in all_)
+                return lacking_time(
+                    all_[0][0], rest_s, _seconds(wish, steps, step_s), any(by for _, by in all_)
+                )
 
-            left = trials.prepare(enough, wish.seconds is not None)
+            left = trials.prepare(lacking, wish.seconds is not None)
             start = Reading() if left else trials.measure({})
             if left or start.refused or start.difference:
                 left = left or start.refused or f"the step does not repeat itself: {start.difference}"
