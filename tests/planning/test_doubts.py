@@ -5,7 +5,7 @@ from tests.planning.pricers import found, line
 from tests.planning.records import planned
 from tests.workloads import workload
 
-from kway.planning.doubts import impossible, of_measurements, of_profile
+from kway.planning.doubts import impossible, of_measurements, of_profile, said
 from kway.planning.price import Price
 
 
@@ -41,7 +41,9 @@ def test_a_speed_up_that_can_be_is_not(times):
 def test_what_was_found_out_beside_others_is_named_with_its_moment():
     others, made = "1.8 of 2 processors", "2026-01-01T10:20:30+00:00"
     assert of_profile(workload(made=made), given=False) == []
-    (profile,) = of_profile(workload(made=made, busy=others), given=False)
+    assert said([]) == []
+    of_model = of_profile(workload(made=made, busy=others), given=False)
+    (profile,) = said(of_model)
     assert profile.startswith(
         "the profile on cpu is of 2026-01-01 10:20 (UTC), when other programs kept 1.8 of 2 processors busy: "
     )
@@ -51,6 +53,14 @@ def test_what_was_found_out_beside_others_is_named_with_its_moment():
         {"name": "beside", "made": made, "busy": others},
         {"name": "copies"},
     ]
-    (line_of_both,) = of_measurements(entries, given=True)
+    of_machine = of_measurements(entries, given=True)
+    (line_of_both,) = said(of_machine)
     assert line_of_both.startswith("measurements (collectives, beside) are of 2026-01-01 10:20 (UTC), when")
     assert line_of_both.endswith("(measure anew: kway measure --refresh)")
+    # One line for all of a plan.
+    (whole,) = said([*of_model, *of_machine, *of_machine])
+    assert whole.startswith(profile.partition(": predictions")[0])
+    assert (
+        "; measurements (collectives, beside) are of 2026-01-01 10:20 (UTC), when they kept 1.8 of 2" in whole
+    )
+    assert whole.count("predictions may be far") == whole.count("measurements (") == 1

@@ -1,7 +1,7 @@
 """Why a plan's predictions may be far off: what it rests on was timed beside other programs, or cannot be so."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kway.measurements import beside_others
 from kway.planned import CLOSE, Planned, one_device, titled, type_of
@@ -12,21 +12,46 @@ REFRESH = "kway plan --refresh, in Python refresh=True of kway.plan, finds it ou
 PROFILE_ANEW, MEASURE_ANEW = "profile it anew: kway profile", "measure anew: kway measure --refresh"
 
 
-def of_profile(workload: Workload, given: bool) -> list[str]:
-    """Return a line where a model was profiled beside other programs. ``given``: the record was handed in."""
+class Moment(NamedTuple):
+    """``what`` was found out, and when (``made``), while other programs kept ``others`` busy; ``anew``: what helps."""
+
+    what: str
+    made: str
+    others: str
+    anew: str
+
+
+def of_profile(workload: Workload, given: bool) -> list[Moment]:
+    """Return the moment where a model was profiled beside other programs. ``given``: the record was handed in."""
     if not workload.busy:
         return []
-    return [_line(f"the profile on {workload.device} is", workload.busy, workload.made, given, PROFILE_ANEW)]
+    anew = PROFILE_ANEW if given else REFRESH
+    return [Moment(f"the profile on {workload.device} is", workload.made, workload.busy, anew)]
 
 
-def of_measurements(entries: Iterable[Mapping[str, Any]], given: bool) -> list[str]:
-    """Return a line for each moment at which experiments were done beside other programs. ``entries``: of their
-    record; ``given``: it was handed in.
+def of_measurements(entries: Iterable[Mapping[str, Any]], given: bool) -> list[Moment]:
+    """Return each moment at which experiments were done beside other programs. ``entries``: of their record;
+    ``given``: it was handed in.
     """
+    anew = MEASURE_ANEW if given else REFRESH
     return [
-        _line(f"measurements ({', '.join(names)}) are", others, made, given, MEASURE_ANEW)
+        Moment(f"measurements ({', '.join(names)}) are", made, others, anew)
         for names, others, made in beside_others(entries)
     ]
+
+
+def said(moments: Iterable[Moment]) -> list[str]:
+    """Return one line on all of these moments; none where there are none."""
+    every = list(dict.fromkeys(moments))
+    if not every:
+        return []
+    whose = ["other programs", *["they"] * (len(every) - 1)]
+    parts = [
+        f"{each.what} of {each.made[:16].replace('T', ' ')} (UTC), when {who} kept {each.others} busy"
+        for each, who in zip(every, whose, strict=True)
+    ]
+    anew = "; ".join(dict.fromkeys(each.anew for each in every))
+    return [f"{'; '.join(parts)}: predictions may be far from what steps take without them ({anew})"]
 
 
 def of_a_busy_moment(record: Planned) -> bool:
@@ -34,14 +59,6 @@ def of_a_busy_moment(record: Planned) -> bool:
     of these, and not of the model.
     """
     return any(each.get("busy") for each in [*record.workloads, *record.measurements])
-
-
-def _line(what: str, others: str, made: str, given: bool, anew: str) -> str:
-    when = made[:16].replace("T", " ")
-    return (
-        f"{what} of {when} (UTC), when other programs kept {others} busy: predictions may be far from what steps take "
-        f"without them ({anew if given else REFRESH})"
-    )
 
 
 def impossible(rows: Sequence[dict[str, Any]], given: Collection[str]) -> list[str]:

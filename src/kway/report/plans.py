@@ -192,7 +192,9 @@ def trust(record: Planned) -> list[str]:
             f"history    off by {history['mean_error']:.0%} on average in {counted(history['checks'], 'check')} here"
         )
     elif not record.estimate_only:
-        lines.append("history    no check is kept here yet (--check makes one)")
+        made = record.check is not None and record.check["mean_error"] is not None
+        why = "nor is this one: see the notes" if made else "--check makes one"
+        lines.append(f"history    no check is kept here yet ({why})")
     if record.estimate_only:
         lines.append("estimate   this machine is not here: nothing of it was measured")
     return lines
