@@ -39,7 +39,7 @@ _FORMS: dict[str, Any] = {
         {"strategy": str, "devices": AtLeast(0, int), "device_set": list[str], "step_kind": str, "why": str}
     ],
     "batch_size": _COUNT, "shards": _COUNT, "chosen": AtLeast(0, int), "seconds": _SECONDS,
-    "serial_fraction": (AtLeast(0), None), "amdahl_bound": (AtLeast(0), None),
+    "serial_fraction": (AtLeast(0), None), "serial_error": (AtLeast(0), None), "amdahl_bound": (AtLeast(0), None),
     "history": _ERRORS,
     "check": (
         {"candidates": AtLeast(0, int), "mean_error": (AtLeast(0), None), "right_order": int, "pairs": int}, None,
@@ -65,7 +65,8 @@ class Planned(Record):
     after a check ``measured_step_s``, ``error`` (predicted / measured - 1) and ``rounds`` (the step of each run).
     ``chosen``: which candidate. ``left``: what could not be priced, with ``why``. ``scaling``: ``strong`` or ``weak``,
     where ``batch_size`` is that of one device. ``serial_fraction``: of a step on one device, what does not get
-    shorter with fewer samples; ``amdahl_bound``: the speed-up that this allows at most, ``None``: any. ``history``:
+    shorter with fewer samples, ``serial_error`` by which part of its times the line that says so is off at most;
+    ``amdahl_bound``: the speed-up that this allows at most, ``None``: any. ``history``:
     ``checks`` that were made here before, and ``mean_error`` of them. ``check``: of a check ``mean_error``,
     ``right_order`` and ``pairs`` (those more than a tenth apart). ``too_close``: the ``part`` by which candidates may
     differ and not be told apart, and the ``checks`` of these candidates and their ``mean_error`` that it comes from.
@@ -95,6 +96,7 @@ class Planned(Record):
     made: str
     seconds: float
     shards: int = 8
+    serial_error: float | None = None
     estimate_only: bool = False
     check: dict[str, Any] | None = None
     too_close: dict[str, Any] = field(

@@ -27,7 +27,10 @@ def test_a_job_s_own_optimizer_is_named_where_another_one_is_proved(tmp_path, mo
     record, said = proof("--out", "sgd")
     assert record["job"]["optimizer"]["name"] == "SGD"
     assert "instead of the job's AdamW" in said
-    assert "for the job's own its function: --optimizer path/file.py:name" in said
+    assert (
+        "To prove with that one: own_optimizer=True, on the command line --optimizer path/file.py:function"
+        in said
+    )
     assert "from the command line" not in said
     assert ("precision  fp64\n" in said, record["precision"]) == (True, "fp64")
     record, said = proof("--out", "adam", "--optimizer", "adam")

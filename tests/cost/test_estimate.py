@@ -1,6 +1,7 @@
 """Terms of whole candidates, of which every number is known."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -34,6 +35,21 @@ def test_one_device_takes_what_was_timed_told_apart():
     }
     assert alone.step_s == pytest.approx(STEP_S)
     assert alone.notes == []
+    assert alone.fixed == (pytest.approx(1e-3), pytest.approx(0.0, abs=1e-9))
+    assert priced({}, ["cpu"], "eager", workload((128,)), None, threads=1).fixed is None
+
+
+def test_what_stays_is_never_less_than_the_fixed_parts_of_its_terms():
+    """A line of the step through noisy times that is fixed by less than the optimizer alone."""
+    known = workload()
+    fits = [
+        {**each, "fixed_s": {"step": 1e-4, "optimizer": 6e-4, "input": 0.0}[each["part"]], "error": 0.2}
+        for each in known.fits
+        if each["part"] in ("step", "optimizer", "input")
+    ]
+    alone = on(1, known=replace(known, fits=fits))
+    assert alone.terms["launch"] == 0
+    assert alone.fixed == (pytest.approx(6e-4), 0.2)
 
 
 def test_one_device_needs_no_measurements():

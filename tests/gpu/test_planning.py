@@ -94,8 +94,13 @@ def test_what_cublas_works_in_can_be_given_back(one):
     assert taken() < before
 
 
-def test_auto_runs_what_it_plans_and_says_how_far_it_was_off(one):
-    run = kway.train(job(), devices=one, strategy="auto", epochs=40, echo=False)
+def test_auto_starts_at_once_where_there_is_nothing_to_choose(one):
+    run = kway.train(job(), devices=one, strategy="auto", epochs=1, echo=False)
+    assert run.record.predicted_step_s is None
+
+
+def test_auto_runs_what_it_plans_and_says_how_far_it_was_off(two):
+    run = kway.train(job(), devices=two, strategy="auto", epochs=40, echo=False)
     assert run.record.step_kind in KINDS
     assert run.record.predicted_step_s > 0
     assert run.record.measured_step_s > 0

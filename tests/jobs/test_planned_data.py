@@ -63,8 +63,12 @@ def one_core(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("data", [Draws, Once])
-def test_a_run_that_was_planned_on_the_way_is_that_with_its_strategy_named(data):
-    planned = kway.train(job(data()), devices="cpu:1", strategy="auto", steps=4)
+def test_a_run_that_was_planned_on_the_way_is_that_with_its_strategy_named(monkeypatch, data):
+    monkeypatch.setattr("kway.jobs.automatic.discover", lambda: simulated(cores=2))
+    # Ranks that talk for ten seconds: one device is chosen.
+    monkeypatch.setattr("kway.jobs.known_costs.measure", lambda **_: measurements((2,), 10.0, 1.0))
+    planned = kway.train(job(data()), strategy="auto", steps=4)
+    assert planned.record.devices == 1
     # It was: nothing was known of the model before.
     assert planned.record.predicted_step_s is not None
     named = kway.train(job(data()), devices="cpu:1", strategy="single", steps=4)
@@ -143,19 +147,17 @@ def test_the_one_layout_that_is_left_runs_also_without_a_price(monkeypatch, from
     monkeypatch.setattr("kway.jobs.known_costs.measure", lambda **_: few)
     record = kway.train(job(from_file), devices="cpu:2", strategy="auto", steps=2, echo=False).record
     assert (record.strategy, record.predicted_step_s) == ("threads=2", None)
-    said = (
-        "auto: threads=2 on cpu:2, the only layout that is left, not priced: the time of a sum over 2 threads"
-    )
-    assert record.notices[0].startswith(said)
+    said = "auto: threads=2 on cpu:2, the only candidate: nothing is profiled for it, and nothing predicted"
+    assert record.notices[0] == said
     in_memory = job((X, Y))
     going = automatic(Going(in_memory, "cpu:2", "auto", "auto", "math", 4), None, print)
     assert going.strategy == "data=2"
     assert going.lines[0].startswith("auto: data=2 on cpu:2, of 2 candidates, not priced: ")
-    # What threads lack is no candidate: the user has not named them.
+    # What threads lack is no candidate: the user has not named them. One that is left alone needs no price.
     needing = needing_processes("error", stall_timeout=timedelta(seconds=30), timeline=None, max_restarts=0)
     assert list(needing) == ["stall_timeout=30 s"]
     going = automatic(Going(in_memory, "cpu:2", "auto", "auto", "math", 4, needing=needing), None, print)
-    assert going.lines[0].startswith("auto: data=2 on cpu:2, the only layout that is left, not priced: ")
+    assert going.lines[0].startswith("auto: data=2 on cpu:2, the only candidate: ")
     (left,) = [line for line in going.lines if line.startswith("left out: ")]
     assert left.startswith("left out: threads=2 on cpu:2, eager: stall_timeout=30 s: its ranks are threads")
     with pytest.raises(kway.UsageError, match=f"^no plan for net: {NOT_SENT}"):

@@ -305,8 +305,8 @@ def test_auto_takes_two_ranks_where_they_pay(monkeypatch, ranks):
     assert (one.record.devices, one.record.strategy) == (1, "single")
 
 
-def test_auto_says_what_it_left_out_and_why(monkeypatch, ranks):
-    monkeypatch.setattr("kway.jobs.automatic.gather", lambda asked, *rest, **options: known(asked))
+def test_auto_starts_at_once_where_one_layout_is_left_and_says_what_it_left_out(monkeypatch, ranks):
+    monkeypatch.setattr("kway.jobs.automatic.gather", pytest.fail)
     run = kway.train(
         job(),
         strategy="auto",
@@ -318,9 +318,17 @@ def test_auto_says_what_it_left_out_and_why(monkeypatch, ranks):
         ranks=ranks,
     )
     notices = run.record.notices
-    assert "why: the only candidate" in notices
+    only = "auto: data=2 on cpu:2, the only candidate: nothing is profiled for it, and nothing predicted"
+    assert only in notices
+    assert (run.record.devices, run.record.predicted_step_s) == (2, None)
     (left,) = [text for text in notices if text.startswith("left out: ")]
     assert left.startswith("left out: threads=2 on cpu:2, eager: max_restarts=1: its ranks are threads")
+
+
+def test_a_run_too_short_for_its_timeline_is_refused_before_it_is_planned(monkeypatch):
+    monkeypatch.setattr("kway.jobs.automatic.gather", pytest.fail)
+    with pytest.raises(UsageError, match=r"timeline=5 in a run of 3 steps"):
+        kway.train(job(), strategy="auto", timeline=True, steps=3)
 
 
 def known(asked):

@@ -253,3 +253,20 @@ def test_spread_and_drift():
     assert drift([1.0, 1.0]) == 0
     assert drift([1.0, 1.0, 1.1, 1.1, 1.2, 1.2]) == pytest.approx(0.2 / 1.1)
     assert drift([1.0, 9.0, 1.0] * 3) == 0  # single outliers are no drift
+
+
+def test_what_an_interrupted_sample_says_is_too_long_is_looked_at_again():
+    """The first sample of the small one takes a hundred times as long: by that the large one would take 40 s."""
+    machine = Machine()
+    family = {f"n{n}": {"family": "product", "work": n**3} for n in (256, 1024)}
+    costs = {"n256": lambda m: 0.625 if m.done.count(("n256", 1)) == 1 else 6.25e-3, "n1024": 0.1}
+    reading = machine.time(costs, Policy(seconds=4.05), **family)
+    assert not reading.left
+    assert reading.timings["n1024"].seconds == pytest.approx(0.1)
+    assert machine.now <= 4.05
+    # What does take too long is left all the same, and costs no more than another look at the small one.
+    machine = Machine()
+    reading = machine.time({**costs, "n1024": 40.0, "n256": 0.625}, Policy(seconds=4.05), **family)
+    assert list(reading.left) == ["n1024"]
+    assert not any(name == "n1024" for name, _ in machine.done)
+    assert machine.now <= 4.05

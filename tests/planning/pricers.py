@@ -23,7 +23,7 @@ def line(all_reduce_s=5e-4, per_sample_s=PER_SAMPLE_S, fixed_s=FIXED_S):
         if candidate.devices > 1:
             terms["all-reduce"] = all_reduce_s
         memory = {"weights": WEIGHTS, "activations": PER_SAMPLE_BYTES * share}
-        return Price(terms, memory)
+        return Price(terms, memory, fixed=(fixed_s, 0.0))
 
     return price
 
@@ -39,6 +39,7 @@ def found(
     sets=None,
     close=CLOSE,
     level="math",
+    has_blocks=True,
 ):
     """Search over a machine of two cores, or of ``cluster``."""
     cluster = cluster or simulated(cores=2)
@@ -55,4 +56,5 @@ def found(
         "example",
         level,
         close,
+        has_blocks,
     )

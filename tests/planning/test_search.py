@@ -1,5 +1,7 @@
 """Candidates, their order, and what follows from their prices in closed form."""
 
+from dataclasses import replace
+
 import pytest
 from tests.planning.pricers import FIXED_S, PER_SAMPLE_BYTES, PER_SAMPLE_S, WEIGHTS, found, line
 from tests.planning.records import planned
@@ -86,7 +88,7 @@ def one_share(candidate, batch):
     """Price what was timed, half of 4 samples and all, and nothing else."""
     if batch != 4:
         raise NotMeasuredError("a step over other samples", "only one share was timed")
-    return line()(candidate, batch)
+    return replace(line()(candidate, batch), fixed=None)
 
 
 def test_of_one_share_nothing_is_said_of_other_batches():
@@ -106,6 +108,11 @@ def test_the_serial_fraction_is_what_no_sample_makes_shorter():
     assert result.serial_fraction == pytest.approx(FIXED_S / (FIXED_S + 256 * PER_SAMPLE_S))
     assert result.amdahl_bound == pytest.approx(1 / result.serial_fraction)
     assert amdahl_bound(0.0) is None
+    assert not any("by a line" in each for each in lines_of(planned(result)))
+    # Of two shares a line has no error; of more it is said how far it is from its times.
+    off = found(256, lambda *asked: replace(line()(*asked), fixed=(FIXED_S, 0.045)))
+    assert any("stays whatever its samples (by a line that is off by up to 4.5% of its times): more devices" in each
+               for each in lines_of(planned(off)))  # fmt: skip
     # With a batch for each device, more of them do more: Amdahl's law is of one batch that is spread.
     assert found(256, weak=True).amdahl_bound is None
 
@@ -115,7 +122,7 @@ def test_no_bound_contradicts_the_table():
 
     def price(candidate, batch):
         cost = line()(candidate, batch)
-        return cost if candidate.devices > 1 else Price({"compute": 26.6e-3}, cost.memory)
+        return cost if candidate.devices > 1 else Price({"compute": 26.6e-3}, cost.memory, (), (26.6e-3, 0.0))
 
     result = found(256, price)
     assert result.rows[0]["devices"] == 2
@@ -125,7 +132,9 @@ def test_no_bound_contradicts_the_table():
     said = "serial     not known: the times of one device with fewer samples are too noisy to tell"
     assert said in text.splitlines()
     # Where several are no faster either, that is what the table says, too.
-    even = found(256, lambda candidate, batch: Price({"compute": 26.6e-3 * candidate.devices}, {}))
+    flat = Price({"compute": 26.6e-3}, {}, (), (26.6e-3, 0.0))
+    slower = Price({"compute": 2 * 26.6e-3}, {}, (), (26.6e-3, 0.0))
+    even = found(256, lambda candidate, batch: flat if candidate.devices == 1 else slower)
     assert (even.serial_fraction, even.amdahl_bound) == (1.0, 1.0)
 
 
@@ -168,7 +177,10 @@ def test_what_fits_nowhere_says_how_much_is_missing_and_what_would_help():
     assert "--batch-size 40" in text
     # What is refused of some models is not promised to all.
     assert "--micro-batch 20 (not of a model with batch normalisation)" in text
-    assert "recompute=true keeps fewer activations of a model made of blocks" in text
+    assert "recompute=true keeps fewer activations of its blocks" in text
+    with pytest.raises(UsageError) as caught:
+        found(256, room=room, has_blocks=False)
+    assert str(caught.value).endswith("--micro-batch 20 (not of a model with batch normalisation)")
     for level, parts in (
         ("loose", "--batch-size 40, or the same batch in parts, --micro-batch 20; "),
         ("bits", ""),

@@ -5,13 +5,14 @@ import struct
 from dataclasses import replace
 
 import pytest
+from matplotlib.figure import Figure
 from tests.planning.pricers import found, line
 from tests.planning.records import planned
 
 from kway.devices.simulated import simulated
 from kway.planned import titled
 from kway.planning.price import Price
-from kway.report.plan_plots import MOST_BARS, barred, curves, draw
+from kway.report.plan_plots import MOST_BARS, WIDTH, _draw_terms, barred, curves, draw
 from kway.report.plans import MOST_WIDE, left_out, lines_of, side_by_side, term_names
 
 
@@ -29,7 +30,12 @@ def test_the_table_ranks_and_the_reasons_follow():
     assert "chosen     data=2 on cpu:2: 14.3 ms a step of 256 samples" in text
     assert "serial     3.8% of a step on one device stays" in text
     assert "at most 26.6 times as fast (Amdahl)" in text
-    assert "no check is kept here yet" in text
+    assert "no check is kept here yet (--check makes one)" in text
+    # One that was just made, at a busy moment.
+    now = {"candidates": 1, "mean_error": 0.3, "right_order": 0, "pairs": 0}
+    assert "no check is kept here yet (nor is this one: see the notes)" in "\n".join(
+        lines_of(planned(check=now))
+    )
 
 
 def test_every_term_is_named():
@@ -224,3 +230,17 @@ def test_pictures_are_drawn_for_several_numbers_of_devices(tmp_path):
 
 def test_terms_come_by_how_much_they_matter():
     assert term_names(found(256, line(all_reduce_s=1.0)).rows) == ["all-reduce", "compute"]
+
+
+@pytest.mark.parametrize(
+    ("measured", "at", "said"), [(2.0, 1.0, ""), (1.05, 1.05, " predicted"), (0.9, 1.0, "")]
+)
+def test_the_label_of_what_is_predicted_stands_at_its_bar_and_no_cross_is_taken_for_it(measured, at, said):
+    record = planned(found(256, strategies=["single"]))
+    (row,) = record.candidates
+    row["measured_step_s"] = measured * row["step_s"]
+    figure = Figure(figsize=(WIDTH, 4.6))
+    _draw_terms(figure, record)
+    (label,) = figure.axes[0].texts
+    assert label.xy[0] == pytest.approx(at * row["step_s"] * 1e3)
+    assert label.get_text() == f"26.6 ms{said}"

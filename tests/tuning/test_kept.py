@@ -78,3 +78,16 @@ def test_a_long_run_measures_what_a_short_one_had_no_time_for(monkeypatch):
     assert run().record.tuned["how"] == "measured"
     # A minute is the most that a run takes unasked: what lacks more than that stays as it is.
     assert run().record.tuned["how"] == "remembered"
+
+
+@pytest.mark.usefixtures("short")
+def test_what_was_not_decided_is_said_to_later_runs_and_measured_anew_for_who_asks(tmp_path):
+    kway.tune(job(), devices="cpu:1", seconds=20)
+    file = next((tmp_path / "cache/kway/tuned").iterdir())
+    file.write_text(json.dumps({**json.loads(file.read_text()), "choice": {}, "undecided": True}))
+    said = []
+    kway.train(
+        job(), devices="cpu:1", epochs=1, callbacks=[lambda event, record: said.append(record.get("text"))]
+    )
+    assert any("it was not decided which way is fastest" in text for text in said if text)
+    assert kway.tune(job(), devices="cpu:1").how == "measured"

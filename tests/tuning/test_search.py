@@ -3,7 +3,7 @@
 import pytest
 
 from kway.tuning.knobs import Stage
-from kway.tuning.search import OVERTAKEN, Reading, faster, search
+from kway.tuning.search import CHANGED, OVERTAKEN, Reading, faster, search
 
 PLAIN = "the step as it is"
 FUSED = {"optimizer": "fused"}
@@ -121,6 +121,35 @@ def test_a_winner_that_does_not_win_again_is_not_chosen():
     # Each stands beside what it was judged by: the second pair beside the second time of the step as it is.
     beside = [(row.plain or found.rows[0].reading).median_s for row in found.rows]
     assert beside == [1.0, 1.0, 1.0, 0.5, 0.5]
+
+
+class Slowed(Machine):
+    """A machine that becomes 1.85 times as slow before what had won is measured again, and is it alike from then on."""
+
+    def __init__(self, then):
+        super().__init__(of)
+        self.then = then
+
+    def measure(self, choice):
+        later = choice in [{}, *self.asked]
+        reading = super().measure(choice)
+        return Reading((1.85 * (self.then if choice else 1.0),) * 5, 1.0) if later else reading
+
+
+def test_a_winner_that_the_machine_alone_made_slower_is_not_decided_and_not_chosen():
+    found = Slowed(0.95).find([Stage("a", (FUSED,))])
+    assert (found.best, found.undecided) == ({}, True)
+    assert [row.verdict for row in found.rows[1:]] == [
+        CHANGED,
+        "baseline, measured again",
+        "not decided: the machine changed meanwhile (the step as it is took 1.85 times its first time, and this "
+        "0.95 of that)",
+    ]
+    # What loses beside its neighbour has lost, whatever the machine did.
+    lost = Slowed(1.02).find([Stage("a", (FUSED,))])
+    assert (lost.best, lost.undecided) == ({}, False)
+    assert lost.rows[-1].verdict == f"slower than {PLAIN}, when measured again"
+    assert not Machine(of).find([A]).undecided
 
 
 def test_a_verdict_against_another_choice_says_the_ratio_to_that_one():

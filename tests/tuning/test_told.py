@@ -63,6 +63,20 @@ def test_a_run_says_that_nothing_faster_was_found_for_it(monkeypatch):
     assert notices[0].startswith("steps run as they are: on 2026-11-29 nothing was found that is faster")
 
 
+@pytest.mark.parametrize(
+    ("tuned", "when"),
+    [
+        (Tuned({}, "remembered", made=MADE, undecided=True), "on 2026-11-29"),
+        (Tuned({}, "measured", "", 3.0, MADE, Found({}, undecided=True), undecided=True), "in 3 s"),
+    ],
+)
+def test_a_run_says_that_nothing_was_decided_for_it(monkeypatch, tuned, when):
+    monkeypatch.setattr("kway.jobs.tuning.tune_on_ranks", lambda *given: tuned)
+    said = "it was not decided which way is fastest, since the machine changed meanwhile"
+    assert trained()[1][0] == f"steps run as they are: {when} {said} (kway tune --refresh measures anew)"
+    assert kway.tune(job(), devices="cpu:1").notices[0] == f"{said}: kway tune --refresh measures anew"
+
+
 @pytest.mark.usefixtures("short")
 def test_what_is_tuned_beside_busy_programs_says_so(monkeypatch):
     monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "1.8 of 2 processors")

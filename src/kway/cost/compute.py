@@ -59,6 +59,14 @@ def fixed_s(
     return float(fitted["fixed_s"]) if fitted else 0.0
 
 
+def line_error(
+    workload: Workload, step_kind: str, threads: int | None = None, several: bool = False
+) -> float | None:
+    """Return the largest relative residual of the line through the times of a step, ``None`` where there is no line."""
+    fitted = _fit(workload, step_kind, "step", _timed(workload, step_kind, "step", threads, several))
+    return float(fitted["error"]) if fitted else None
+
+
 def is_timed(workload: Workload, step_kind: str, part: str) -> bool:
     """Whether a part was timed of this step kind."""
     return bool(workload.timed(step_kind, part))

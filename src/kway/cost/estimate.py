@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kway.backends import backend_of
 from kway.cost.beside import LARGE, RANKS, SMALL, slowdowns
 from kway.cost.collectives import collective_s
-from kway.cost.compute import RECORDS, backward_s, compute_s, fixed_s, spread_of
+from kway.cost.compute import RECORDS, backward_s, compute_s, fixed_s, line_error, spread_of
 from kway.cost.memory import memory_of
 from kway.cost.skew import side_by_side, waiting_s
 from kway.measurements import Measurements
@@ -23,7 +23,9 @@ class Estimate:
 
     ``batch_size``: global. ``shards``: of level bits. ``several``: whether a device has others to work with. ``terms``:
     exposed seconds by name, whose sum is the step; ``memory``: bytes of one device by part. Axes add to both, or change
-    what is there. ``notes``: lines for the user.
+    what is there. ``fixed``: of what a device takes by itself the seconds that do not fall with its samples, and the
+    largest relative residual of the line that says so; ``None``: one share alone was timed. ``notes``: lines for the
+    user.
     """
 
     workload: Workload
@@ -37,6 +39,7 @@ class Estimate:
     terms: dict[str, float] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    fixed: tuple[float, float] | None = None
 
     @property
     def several(self) -> bool:
@@ -100,15 +103,19 @@ class Estimate:
         """
         rest = self.part_s("step")
         fixed = self._fixed_s("step")
+        stays = 0.0
         for term in (INPUT, OPTIMIZER):
             if self.workload.timed(self.step_kind, term):
                 seconds = min(self.part_s(term), rest)
                 fixed -= self._fixed_s(term)
+                stays += min(self._fixed_s(term), seconds)
                 rest -= seconds
                 self.add(term, seconds)
         launch = min(max(0.0, fixed), rest)
         self.add(LAUNCH, launch)
         self.add(COMPUTE, rest - launch)
+        error = line_error(self.workload, self.step_kind, self.threads, self.several)
+        self.fixed = None if error is None else (launch + stays, error)
         held = memory_of(self.workload, self.step_kind, self.samples, several=self.several)
         for part, size in held.items():
             self.hold(part, size)

@@ -13,6 +13,7 @@ from kway.jobs.place import Place
 from kway.records import Plan
 from kway.registry import known
 from kway.step.recompute import left_alone
+from kway.strategies.levels import level_of
 from kway.strategies.micro_batches import shares_of, why_whole
 from kway.units import counted
 
@@ -114,7 +115,19 @@ def adapting_of(on_oom: str, job: Job, model: nn.Module, where: Place, order: Or
                 if "recompute" in plan.settings
                 else "the model has no blocks that could be computed again"
             ),
-            "choose before the start what fits (micro_batch or --micro-batch, at exactness bits --shards), more "
-            "devices, or leave on_oom out",
+            f"{_beforehand(job, model, plan, most)}, more devices, or leave on_oom out",
         )
     return Adapting(is_on, job.micro_batch, most, reason, blocks)
+
+
+def _beforehand(job: Job, model: nn.Module, plan: Plan, most: int) -> str:
+    """Name what can be chosen before the start for less memory, of a job whose shares nobody cuts unasked."""
+    level = level_of(plan.exactness)
+    if level.shards(plan.shards) is not None:
+        return "choose more shards before the start (shards or --shards)"
+    shares = shares_of(plan.layout)
+    try:
+        level.check(replace(job, micro_batch=1), model, shares, -(-most // shares), plan.shards)
+    except RefusedError:
+        return "choose a smaller batch before the start (batch_size or --batch-size), which is another run"
+    return "choose before the start what fits (micro_batch or --micro-batch)"

@@ -1,7 +1,7 @@
 """Where a run gets its layout from: a plan that is given, or one that is made for it (``strategy="auto"``)."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from kway.jobs.tuning import first_kind
 from kway.launch.torchrun import from_environment
 from kway.planned import Planned, short_set, spelled_set, titled
 from kway.planning import doubts, history
+from kway.planning.candidates import Candidate, Left
 from kway.records import Training
 from kway.report.plans import left_out, trust
 from kway.step.build import build
@@ -99,14 +100,16 @@ class Going:
         return replace(record, predicted_step_s=row["step_s"], notices=[*record.notices, *lines])
 
 
-def foreseen(plan: Any, going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
+def foreseen(
+    plan: Any, going: Going, ranks: Any, say: Callable[[str], None], check: Callable[[], None]
+) -> Going:
     """Return how a run goes by the plan that is given, or that is made for ``strategy="auto"``; else as it is named.
 
-    Raises ``UsageError``: see ``by_plan`` and ``automatic``.
+    ``check``: see ``automatic``. Raises ``UsageError``: see ``by_plan`` and ``automatic``.
     """
     if plan is not None:
         return by_plan(plan, going)
-    return automatic(going, ranks, say) if going.strategy == AUTO else going
+    return automatic(going, ranks, say, check) if going.strategy == AUTO else going
 
 
 def by_plan(plan: Any, going: Going) -> Going:
@@ -177,12 +180,15 @@ def _models(record: Planned, job: Job) -> tuple[str, str]:
     return (job.title, job.title) if unlike is None else unlike
 
 
-def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
+def automatic(
+    going: Going, ranks: Any, say: Callable[[str], None], check: Callable[[], None] = lambda: None
+) -> Going:
     """Plan a run and return it as was chosen; inside ranks that are there as it is: their number is given.
 
     Devices ``"auto"``: every number of GPUs, of CPU ranks where there is none; else the device set to use. What is not
-    remembered of model and machine is found out now, in ``MOST_S``, about. Raises ``UsageError`` for what cannot be
-    planned, and where the model fits nowhere. What cannot be priced for want of a figure runs all the same.
+    remembered of model and machine is found out now, in ``MOST_S``, about; nothing is, where one layout alone is left.
+    Raises ``UsageError`` for what cannot be planned, and where the model fits nowhere. What cannot be priced for want
+    of a figure runs all the same. ``check`` raises what is wrong on any layout, before this takes time.
     """
     begun = time.perf_counter()
     cluster = discover()
@@ -196,6 +202,10 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
     )  # fmt: skip
     if going.devices == AUTO and cluster.gpus:
         asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
+    check()
+    found, left = asked.candidates(lambda device: kinds)
+    if len(found) == 1:
+        return _only(going, found[0], left)
     known = gather(asked, {}, None, ranks, _announced(going.job, say), seconds=MOST_S)
     try:
         record = ranked(asked, known, begun)
@@ -210,6 +220,17 @@ def automatic(going: Going, ranks: Any, say: Callable[[str], None]) -> Going:
         lines=told(record),
         of_a_busy_moment=doubts.of_a_busy_moment(record),
     )
+
+
+def _only(going: Going, one: Candidate, left: Sequence[Left]) -> Going:
+    """Return a run as the one layout that there is: what it would cost decides nothing, and is not found out."""
+    line = (
+        f"auto: {one.strategy} on {short_set([*one.device_set])}, the only candidate: nothing is profiled for it, and "
+        "nothing predicted"
+    )
+    devices = spelled_set([*one.device_set])
+    lines = (line, *left_out([each.to_dict() for each in left]))
+    return replace(going, devices=devices, strategy=one.strategy, lines=lines)
 
 
 def _unpriced(going: Going, asked: Asked, known: Known, error: NotMeasuredError) -> Going:

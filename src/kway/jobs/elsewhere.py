@@ -39,8 +39,9 @@ def known_elsewhere(
     rates = measure(only=RATES, quick=True, refresh=refresh, say=say)
     there_is = moved(own, rates, there)
     beside = [
-        *doubts.of_profile(own, bool(given)),
-        *doubts.of_measurements(rates.experiments, given=False),
+        *doubts.said(
+            [*doubts.of_profile(own, bool(given)), *doubts.of_measurements(rates.experiments, given=False)]
+        ),
     ]
     # What was said before the profile was of its moment, not of this one.
     lines = [line for line in there_is.notices if line not in busy.said(own.busy)]

@@ -118,14 +118,14 @@ def gather(
 def _beside_others(
     found: Mapping[str, Workload], of: Mapping[str, Measurements], given: Collection[str], measured: bool
 ) -> list[str]:
-    """Return lines on what was found out while other programs kept processors busy, now or whenever it was.
+    """Return a line on what was found out while other programs kept processors busy, now or whenever it was.
 
     ``given``: the types whose workload was handed in; ``measured``: whether measurements were.
     """
-    lines = [line for kind, workload in found.items() for line in doubts.of_profile(workload, kind in given)]
+    moments = [each for kind, held in found.items() for each in doubts.of_profile(held, kind in given)]
     for kind, each in of.items():
-        lines += doubts.of_measurements(used(kind, each), measured)
-    return list(dict.fromkeys(lines))
+        moments += doubts.of_measurements(used(kind, each), measured)
+    return doubts.said(moments)
 
 
 def used(device_type: str, measurements: Measurements) -> list[dict[str, Any]]:

@@ -228,9 +228,8 @@ def _notice_optimizer(own: str | None) -> list[str]:
     if own == "SGD":
         return []
     return [
-        f"proved with SGD (lr 0.1, momentum 0.9) instead of the job's {own}: steps that adapt to the gradient's size "
-        "hide wrong factors and magnify rounding; own_optimizer=True proves with the job's own, on the command line "
-        "--optimizer NAME with the one that it names (for the job's own its function: --optimizer path/file.py:name)"
+        f"proved with SGD (lr 0.1, momentum 0.9) instead of the job's {own}, whose steps may hide a wrong factor of "
+        "gradients. To prove with that one: own_optimizer=True, on the command line --optimizer path/file.py:function"
     ]
 
 

@@ -44,6 +44,7 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
         chosen=order.chosen,
         left=[each.to_dict() for each in [*left, *order.left]] + known.kinds_left(asked.step_kinds),
         serial_fraction=order.serial_fraction,
+        serial_error=order.serial_error,
         amdahl_bound=order.amdahl_bound,
         history=history.summary(checks),
         too_close=too_close,
@@ -106,6 +107,10 @@ def _searched(asked: Asked, known: Known, found: Sequence[Candidate], close: flo
         asked.job.title,
         asked.level,
         close,
+        any(
+            each.memory["checkpointed_activation_bytes_per_sample"] is not None
+            for each in known.workloads.values()
+        ),
     )
 
 

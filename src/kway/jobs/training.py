@@ -29,6 +29,7 @@ from kway.jobs.own_code import facts_with_code
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
 from kway.jobs.resuming import check_saving, find, optimizer_of, saves_none
+from kway.jobs.too_short import check_length_for
 from kway.jobs.tuning import STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.launch.one_run import alone
@@ -191,6 +192,7 @@ def train(
         ),
         ranks,
         tell.say,
+        partial(check_length_for, job, epochs, steps, timeline, resume),
     )  # fmt: skip
     where = going.place(stall is not None, settings)
     job = going.job if growth is None else growth.of(going.job, where.plan.devices)

@@ -40,6 +40,8 @@ from kway.units import shown
 USUAL_S = 60.0
 # Why a run measures nothing that memory or a rank has ended before.
 STARTED_AGAIN = "a run that is started again measures nothing"
+# Of a tuning in which something won that could not be judged a second time.
+UNDECIDED = "it was not decided which way is fastest, since the machine changed meanwhile"
 # A month: more is a mistake.
 MOST_S = 2_678_400
 
@@ -212,6 +214,7 @@ def _lines(tuned: Tuned, wish: Wish) -> list[str]:
     """Say in a line what was chosen for a run: nothing, where nothing was looked for or found."""
     text, beside = choice_text(tuned.choice), _beside(tuned)
     anew = "kway tune --refresh measures anew"
+    nothing = f"{UNDECIDED} ({anew})" if tuned.undecided else "nothing was found that is faster"
     if tuned.how == "remembered" and tuned.why:
         return [f"steps run as they are: {tuned.why} (--step-kind compiled: all the same)"]
     if tuned.how == "remembered":
@@ -219,13 +222,14 @@ def _lines(tuned: Tuned, wish: Wish) -> list[str]:
             again = f"{anew}; " if beside else ""
             return [f"{text}, as measured on {tuned.made[:10]}{beside} ({again}--no-tune: as it is)"]
         return [
-            f"steps run as they are: on {tuned.made[:10]}{beside} nothing was found that is faster ({anew})"
+            f"steps run as they are: on {tuned.made[:10]}{beside} {nothing}"
+            + ("" if tuned.undecided else f" ({anew})")
         ]
     if tuned.how == "left":
         # A run that nobody asked to tune, and that tried nothing, has nothing to say.
         return [f"not tuned: {tuned.why}"] if tuned.seconds or wish.seconds is not None else []
     if not tuned.choice:
-        return [f"steps run as they are: in {tuned.seconds:.0f} s{beside} nothing was found that is faster"]
+        return [f"steps run as they are: in {tuned.seconds:.0f} s{beside} {nothing}"]
     sure = "once only" if tuned.found is None or tuned.found.again is None else "twice"
     return [f"{text}, as measured now, {sure}, in {tuned.seconds:.0f} s{beside} (--no-tune: as it is)"]
 
@@ -258,6 +262,7 @@ def record_of(job: Job, where: Place, batch_size: int, tuned: Tuned, wish: Wish,
         plain_step_s=None if plain is None else plain.median_s,
         chosen_step_s=_step_s(rows, tuned.choice),
         notices=[
+            *([f"{UNDECIDED}: kway tune --refresh measures anew"] if tuned.undecided else []),
             *(
                 [f"measured{_beside(tuned)}: without them another choice may win (--refresh measures again)"]
                 if tuned.busy

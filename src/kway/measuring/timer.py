@@ -200,6 +200,12 @@ def calibrate(run: Work, sample_s: float, clock: Clock = lambda: 0.0, expected: 
         repeats = min(max(wanted, repeats + 1), repeats * 1000, MOST_REPEATS)
 
 
+def _pace(held: Calibration, candidate: Candidate, sample_s: float) -> float:
+    """Return the seconds of a unit of work; 0 of what is too short to tell: smaller ones have told nothing either."""
+    once = held.took / held.repeats
+    return once / candidate.work if once > _OF_WORK * sample_s else 0.0
+
+
 class Timer:
     """Times sets of candidates under one policy. ``clock``: seconds, of which only differences count.
 
@@ -254,14 +260,31 @@ class Timer:
         found: dict[str, Calibration] = {}
         left: dict[str, str] = {}
         pace: dict[str, float] = {}
+        # By family the last that was found, and the families that were looked at again.
+        paced: dict[str, Candidate] = {}
+        looked: set[str] = set()
         sample_s, least = self._policy.sample_s, self._policy.least_rounds
-        for candidate in candidates:
+        # What seems to take too long is looked at again behind the others, which the list then grows by.
+        queue = [(candidate, False) for candidate in candidates]
+        for candidate, again in queue:
+            if again and candidate.family in paced.keys() - looked:
+                looked.add(candidate.family)
+                # One sample that was interrupted says too much of itself, and of all that have more work.
+                like = paced[candidate.family]
+                before, held = found[like.name], calibrate(like.run, sample_s, self._clock)
+                if held.took / held.repeats < before.took / before.repeats:
+                    found[like.name], round_s = held, round_s + held.took - before.took
+                    pace[candidate.family] = _pace(held, like, sample_s)
             room = ends - self._clock() - least * round_s
             once = pace.get(candidate.family, 0.0) * candidate.work
             # Beside its least rounds, a candidate is called twice to be calibrated.
             if room <= 0 or (least + 2) * once > room:
                 left[candidate.name] = self._no_time
+                family = paced.get(candidate.family)
+                if not again and family is not None and 2 * found[family.name].took < room:
+                    queue.append((candidate, True))
                 continue
+            left.pop(candidate.name, None)
             try:
                 held = calibrate(candidate.run, sample_s, self._clock, once)
             except Exception as error:
@@ -269,15 +292,16 @@ class Timer:
                 left[candidate.name] = line_of(error)
                 continue
             ends += held.extra
-            once = held.took / held.repeats
             if candidate.family and candidate.work:
-                # What is too short to tell says that smaller ones have told nothing either.
-                pace[candidate.family] = once / candidate.work if once > _OF_WORK * sample_s else 0.0
+                pace[candidate.family] = _pace(held, candidate, sample_s)
+            paced.pop(candidate.family, None)
             if ends - self._clock() < least * (round_s + held.took):
                 left[candidate.name] = self._no_time
                 continue
             found[candidate.name] = held
             round_s += held.took
+            if candidate.family and candidate.work:
+                paced[candidate.family] = candidate
         return found, left, ends
 
     def _rounds(

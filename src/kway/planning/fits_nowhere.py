@@ -20,8 +20,11 @@ def fits_nowhere(
     room: Room,
     scaling: Scaling,
     level: str,
+    has_blocks: bool,
 ) -> UsageError:
-    """Return the error. ``rows``: all that were priced at this level, none of which fits."""
+    """Return the error. ``rows``: all that were priced at this level, none of which fits; ``has_blocks``: see
+    ``kway.planning.search.search``.
+    """
     candidate, row = min(rows, key=lambda pair: pair[1]["missing_bytes"])
     parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in _largest(row["memory"]))
     near = (
@@ -32,7 +35,7 @@ def fits_nowhere(
     return UsageError(
         f"{title} with a batch of {samples} fits on none of {counted(len(rows), 'candidate')}",
         near,
-        _help(candidate, row, price, room, scaling, level),
+        _help(candidate, row, price, room, scaling, level, has_blocks),
     )
 
 
@@ -41,7 +44,13 @@ def _largest(memory: dict[str, int]) -> list[tuple[str, int]]:
 
 
 def _help(
-    candidate: Candidate, row: dict[str, Any], price: Pricer, room: Room, scaling: Scaling, level: str
+    candidate: Candidate,
+    row: dict[str, Any],
+    price: Pricer,
+    room: Room,
+    scaling: Scaling,
+    level: str,
+    has_blocks: bool,
 ) -> str:
     """Say what would help: a smaller batch where one fits, else what takes less than the whole model."""
     has = room(candidate)
@@ -61,10 +70,8 @@ def _help(
     if most:
         flag = "--batch-size-per-device" if scaling.weak else "--batch-size"
         share = -(-scaling.of(candidate.devices, most) // candidate.devices)
-        return (
-            f"what would help: {flag} {most}{_in_parts(share, level)}; kway train --settings recompute=true keeps "
-            "fewer activations of a model made of blocks"
-        )
+        again = "; kway train --settings recompute=true keeps fewer activations of its blocks"
+        return f"what would help: {flag} {most}{_in_parts(share, level)}{again if has_blocks else ''}"
     # Of the smallest batch: what shrinks with the samples may hide what does not.
     least = memory(1)
     fixed = sum(size for name, size in least.items() if not name.startswith(BY_SAMPLES))

@@ -9,11 +9,16 @@ from kway.planning.candidates import Candidate
 
 @dataclass(frozen=True)
 class Price:
-    """A step of one candidate. ``terms``: exposed seconds by name; ``memory``: bytes of one device by part."""
+    """A step of one candidate. ``terms``: exposed seconds by name; ``memory``: bytes of one device by part.
+
+    ``fixed``: seconds of it that do not fall with the samples of a device, and by which part the line that says so is
+    off; ``None``: one share alone was timed.
+    """
 
     terms: Mapping[str, float]
     memory: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    fixed: tuple[float, float] | None = None
 
     @property
     def step_s(self) -> float:

@@ -34,6 +34,6 @@ def pricer(
         memory = {name: math.ceil(size) for name, size in estimate.memory.items() if size > 0}
         terms = {name: seconds for name, seconds in estimate.terms.items() if seconds > 0}
         notes = [*estimate.notes, *beyond(workloads[kind], candidate, estimate.samples)]
-        return Price(terms, memory, tuple(notes))
+        return Price(terms, memory, tuple(notes), estimate.fixed)
 
     return price

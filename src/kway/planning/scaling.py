@@ -1,28 +1,21 @@
 """What follows from prices of one model at several batches: serial part, Amdahl's bound, where more devices pay."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from kway.planning.candidates import Candidate
-from kway.planning.price import Pricer, Scaling
+from kway.planning.price import Price, Pricer, Scaling
 
 # No batch is larger.
 MOST_SAMPLES = 1 << 30
 
 
-def serial_fraction(one: Candidate, price: Pricer, batch: int, devices: Iterable[int]) -> float:
-    """Return which part of a step on one device does not get shorter with the samples, 0 to 1.
+def serial_fraction(cost: Price) -> float | None:
+    """Return which part of a step on one device does not get shorter with the samples, 0 to 1; ``None``: not known.
 
-    The intercept of the line of least squares through the times of the shares ``batch / k`` of the numbers of
-    ``devices`` and of half the batch, over the time of the whole batch: what stays where every sample is spread.
+    The fixed part of its terms, launch and what is fixed of input and optimizer, over the step: the part that stays
+    where every sample is spread. Of the same line as these terms, so that the table and the bound say one thing.
     """
-    shares = sorted({-(-batch // count) for count in (*devices, 1, 2)})
-    times = [price(one, share).step_s for share in shares]
-    if len(shares) < 2:
-        return 1.0  # one sample cannot be spread
-    mean_n, mean_t = sum(shares) / len(shares), sum(times) / len(times)
-    spread = sum((share - mean_n) ** 2 for share in shares)
-    slope = sum((n - mean_n) * (t - mean_t) for n, t in zip(shares, times, strict=True)) / spread
-    return min(1.0, max(0.0, (mean_t - slope * mean_n) / times[-1]))
+    return None if cost.fixed is None else min(1.0, max(0.0, cost.fixed[0] / cost.step_s))
 
 
 def amdahl_bound(serial: float) -> float | None:

@@ -22,6 +22,7 @@ class Found:
     chosen: int
     left: list[Left]
     serial_fraction: float | None
+    serial_error: float | None
     amdahl_bound: float | None
     candidates: list[Candidate] = field(default_factory=list)
 
@@ -36,9 +37,11 @@ def search(
     title: str,
     level: str,
     close: float = CLOSE,
+    has_blocks: bool = True,
 ) -> Found:
     """Price and rank candidates. ``cores``: more CPU ranks are never chosen. ``title``: what errors call the model;
     ``level``: at which exactness they are priced. ``close``: by which part candidates may differ and not be told apart.
+    ``has_blocks``: whether the model has blocks that could be computed again.
 
     Raises ``UsageError`` where nothing can be priced, ``NotMeasuredError`` where only figures are missing for that, and
     where nothing fits: with what is missing and what would help.
@@ -59,7 +62,7 @@ def search(
     rows = [(each, _row(each, cost, room(each), scaling, cores)) for each, cost in priced]
     rows.sort(key=lambda pair: _rank(pair[1]))
     if not any(row["fits"] for _, row in rows):
-        raise fits_nowhere(title, rows, price, room, scaling, level)
+        raise fits_nowhere(title, rows, price, room, scaling, level, has_blocks)
     table = [row for _, row in rows]
     chosen = _chosen(table, close)
     of = {id(row): each for each, row in rows}
@@ -70,14 +73,16 @@ def search(
     for row, reason in zip(table, explained(table, chosen, close), strict=True):
         row["reason"] = reason
     one = one_device(table, table[chosen])
-    serial = None if one is None else _serial(of[id(one)], of.values(), price, scaling)
+    cost = None if one is None else price(of[id(one)], scaling.of(1))
+    serial = None if cost is None else serial_fraction(cost)
+    off = None if cost is None or cost.fixed is None else cost.fixed[1]
     # Amdahl's law is of one batch that is spread.
     bound = None if serial is None or scaling.weak else amdahl_bound(serial)
     if bound is not None and _best_speed_up(table, one) > bound:
         # Times of one device that hardly fall with its samples are of a noisy moment, or of other threads than several
         # devices have: no line goes through them.
-        serial, bound = None, None
-    return Found(table, chosen, left, serial, bound, [each for each, _ in rows])
+        serial, off, bound = None, None, None
+    return Found(table, chosen, left, serial, off, bound, [each for each, _ in rows])
 
 
 def _row(candidate: Candidate, cost: Price, room: int | None, scaling: Scaling, cores: int) -> dict[str, Any]:
@@ -136,11 +141,3 @@ def _break_even(
     except UsageError:
         # What another batch would need was not measured.
         return {"batch_size": None, "flop_per_sample": None, "known": False}
-
-
-def _serial(one: Candidate, candidates: Iterable[Candidate], price: Pricer, scaling: Scaling) -> float | None:
-    counts = {each.devices for each in candidates if each.device_type == one.device_type}
-    try:
-        return serial_fraction(one, price, scaling.of(1), sorted(counts))
-    except NotMeasuredError:
-        return None

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 WIDTH = 8.0
 # Of a hundred layouts the bars of the fastest tell enough.
 MOST_BARS = 16
+# Inches that a time beside a bar takes, with what keeps it apart from the bar and from a cross.
+LABEL = 0.85
 # Inches of a bar, and of what stands below the bars of a panel.
 BAR, BELOW_BARS = 0.3, 0.62
 CROSS: dict[str, Any] = {
@@ -167,6 +169,12 @@ def _draw_terms(figure: "Figure", record: Planned) -> None:
 
 
 def _draw_bars(axes: "Axes", record: Planned, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    checked = any(row.get("measured_step_s") for row in rows)
+    # Room on the right for a label, behind a cross for a longer one.
+    room = 1.25e3 if checked else 1.15e3
+    most = max(max(row["step_s"], row.get("measured_step_s") or 0.0) for row in rows) * room
+    axes.set_xlim(0, most)
+    width_in = axes.get_position().width * WIDTH
     for place, row in enumerate(rows):
         left = 0.0
         for index, name in enumerate(names):
@@ -176,15 +184,16 @@ def _draw_bars(axes: "Axes", record: Planned, rows: Sequence[dict[str, Any]], na
         measured = (row.get("measured_step_s") or 0.0) * 1e3
         if measured:
             axes.plot(measured, place, **CROSS)
+        # What is predicted stands at the end of its bar, and behind a cross only where that leaves no room.
+        text, gap_in = seconds_text(row["step_s"]), (measured - left) / most * width_in
+        hidden = 0 < gap_in < LABEL
         axes.annotate(
-            seconds_text(row["step_s"]), (max(left, measured), place), (7, 0), textcoords="offset points",
-            va="center", fontsize=8.5,
+            f"{text} predicted" if hidden else text, (measured if hidden else left, place), (7, 0),
+            textcoords="offset points", va="center", fontsize=8.5,
         )  # fmt: skip
     axes.set_yticks(range(len(rows)), [_bar_name(record, row) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     _finish(axes)
-    axes.set_xlim(0, max(max(row["step_s"], row.get("measured_step_s") or 0.0) for row in rows) * 1.15e3)
-    checked = any(row.get("measured_step_s") for row in rows)
     axes.set_xlabel("milliseconds a step" + (" (crosses: measured)" if checked else ""), fontsize=9.5)
     axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)

@@ -159,6 +159,8 @@ def _whole(record: Planned) -> list[str]:
         lines.append(f"serial     not known: {_no_line(record.candidates)}")
     if record.serial_fraction is not None:
         text = f"serial     {record.serial_fraction:.1%} of a step on one device stays whatever its samples"
+        if record.serial_error:
+            text += f" (by a line that is off by up to {record.serial_error:.1%} of its times)"
         bound = record.amdahl_bound
         lines.append(
             text + ("" if bound is None else f": more devices are at most {bound:.3g} times as fast (Amdahl)")
@@ -192,7 +194,9 @@ def trust(record: Planned) -> list[str]:
             f"history    off by {history['mean_error']:.0%} on average in {counted(history['checks'], 'check')} here"
         )
     elif not record.estimate_only:
-        lines.append("history    no check is kept here yet (--check makes one)")
+        made = record.check is not None and record.check["mean_error"] is not None
+        why = "nor is this one: see the notes" if made else "--check makes one"
+        lines.append(f"history    no check is kept here yet ({why})")
     if record.estimate_only:
         lines.append("estimate   this machine is not here: nothing of it was measured")
     return lines

@@ -28,7 +28,7 @@ class Kept:
     """A choice, and when it was made. ``compiling_s``: what it took to compile, where it is compiled and the step as it
     is is not, else 0; ``gain_s``: by how much it was faster, a step. ``seconds``: how many there were to make it in,
     infinite where no more of them would have changed it; ``step_s``: those of a step as it is. ``busy``: what other
-    programs kept busy meanwhile, or ``""``.
+    programs kept busy meanwhile, or ``""``. ``undecided``: see ``Found``.
     """
 
     choice: Choice
@@ -38,6 +38,7 @@ class Kept:
     seconds: float = math.inf
     step_s: float = 0.0
     busy: str = ""
+    undecided: bool = False
 
     def repays(self, steps: int) -> bool:
         """Whether a run of so many steps wins what compiling may take."""
@@ -112,20 +113,21 @@ def recall(known: dict[str, Any], seconds: float | None) -> Kept | None:
     """Return the choice that was made under the same facts; ``None`` where there is none.
 
     ``seconds``: those that the user has given; a choice of which parts were left out for want of time counts only if it
-    had as many.
+    had as many, and one that could not be decided not at all.
     """
     held = read(_place(known), known)
     if held is None:
         return None
     try:
         there = float(held["seconds"])
-        if seconds is not None and not there >= seconds:
+        undecided = bool(held.get("undecided", False))
+        if seconds is not None and (undecided or not there >= seconds):
             return None
         compiling_s, gain_s, step_s = (
             float(held.get(name, 0.0)) for name in ("compiling_s", "gain_s", "step_s")
         )
         choice, made, others = check_choice(held["choice"]), str(held["made"]), str(held.get("busy", ""))
-        return Kept(choice, made, compiling_s, gain_s, there, step_s, others)
+        return Kept(choice, made, compiling_s, gain_s, there, step_s, others, undecided)
     except (ValueError, KeyError, TypeError, UsageError, OverflowError):
         return None
 
@@ -133,4 +135,5 @@ def recall(known: dict[str, Any], seconds: float | None) -> Kept | None:
 def keep(known: dict[str, Any], kept: Kept) -> None:
     """Keep a choice under the facts that it was made under."""
     numbers = {name: getattr(kept, name) for name in ("seconds", "compiling_s", "gain_s", "step_s")}
-    write(_place(known), known, made=kept.made, choice=dict(kept.choice), busy=kept.busy, **numbers)
+    said = {"busy": kept.busy, "undecided": kept.undecided}
+    write(_place(known), known, made=kept.made, choice=dict(kept.choice), **said, **numbers)

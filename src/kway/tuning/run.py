@@ -31,6 +31,7 @@ from kway.tuning.kept import Kept, facts, keep, recall
 from kway.tuning.knobs import Choice, Subject, stages, untried
 from kway.tuning.loading import why_once, workers_of
 from kway.tuning.search import Found, Reading, search
+from kway.tuning.time_left import lacking_time
 from kway.tuning.trial import ORDERS, Trials, compiles
 from kway.units import counted
 from kway.world import StopRequest, World
@@ -66,7 +67,7 @@ class Tuned:
 
     ``seconds`` that it took, ``made``: when it was measured; ``found``: what was looked at, where it was measured now;
     ``untried``: what could not be a candidate here, and why. ``busy``: what other programs kept busy when it was
-    measured, like ``1.8 of 2 processors``, or ``""``.
+    measured, like ``1.8 of 2 processors``, or ``""``. ``undecided``: see ``Found``.
     """
 
     choice: Choice
@@ -77,6 +78,7 @@ class Tuned:
     found: Found | None = None
     untried: str = ""
     busy: str = ""
+    undecided: bool = False
 
 
 def tune(
@@ -113,7 +115,8 @@ def tune(
         if held is not None and not _has_more(held, wish, steps, parts):
             # Of no epochs: nothing is to be run. At bits a choice is part of them, whatever the length.
             why = _not_repaid(held, steps) if length[0] and plan.exactness != "bits" else ""
-            return Tuned({} if why else held.choice, "remembered", why, made=held.made, busy=held.busy)
+            choice = {} if why else held.choice
+            return Tuned(choice, "remembered", why, made=held.made, busy=held.busy, undecided=held.undecided)
         if why := _not_measured(wish, steps, parts):
             return Tuned({}, "left", why)
         apart, why = _on_own_data(job, world)
@@ -128,12 +131,14 @@ def tune(
         with meeting(group) as met:
             trials = Trials(own, group, met, apart, plan, model, status, compared)
 
-            def enough(step_s: float, rest_s: float) -> bool:
+            def lacking(step_s: float, rest_s: float) -> str:
                 all_ = group.objects((time.perf_counter() - begun, bool(stop.by)))
                 # By rank 0's clock.
-                return all_[0][0] + rest_s < _seconds(wish, steps, step_s) and not any(by for _, by in all_)
+                return lacking_time(
+                    all_[0][0], rest_s, _seconds(wish, steps, step_s), any(by for _, by in all_)
+                )
 
-            left = trials.prepare(enough, wish.seconds is not None)
+            left = trials.prepare(lacking, wish.seconds is not None)
             start = Reading() if left else trials.measure({})
             if left or start.refused or start.difference:
                 left = left or start.refused or f"the step does not repeat itself: {start.difference}"
@@ -152,13 +157,15 @@ def tune(
         others = others or _others(group)
         made = datetime.now(UTC).isoformat(timespec="seconds")
         if known is not None and not budget.stopped:
-            there = math.inf if found.whole else budget.seconds
+            there = math.inf if found.whole and not found.undecided else budget.seconds
             took = *_compiling(found, start, plan), there, start.median_s
-            keep(known, Kept(found.best, made, *took, others))
+            keep(known, Kept(found.best, made, *took, others, found.undecided))
         spent = time.perf_counter() - begun
         if line := budget.overrun(spent):
             say(line)
-        return Tuned(found.best, "measured", "", spent, made, found, untried(subject), others)
+        return Tuned(
+            found.best, "measured", "", spent, made, found, untried(subject), others, found.undecided
+        )
 
 
 def _others(group: Group) -> str:

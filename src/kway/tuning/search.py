@@ -13,6 +13,8 @@ LEAST_GAIN = 0.01
 CLEAR_GAIN = 0.05
 # The stage of what is measured a second time.
 ONCE_MORE = "once more"
+# Of what had won, and was measured again on what had become another machine.
+CHANGED = "won, but the machine changed before it was measured again"
 # Of what had won, and did not stay the choice.
 OVERTAKEN = "the best so far, until a later one won"
 
@@ -68,13 +70,15 @@ class Found:
     """``best``: the choice that won, ``{}`` for the step as it is; ``rows``: all that was looked at.
 
     ``whole``: whether nothing was left out for want of time. ``again``: the time of the choice by that of the step as
-    it is, when both were measured once more; ``None`` where they were not.
+    is, when both were measured once more; ``None`` where they were not. ``undecided``: whether the machine changed so
+    much between both times of the step as it is that this alone decided against what had won.
     """
 
     best: Choice
     rows: list[Row] = field(default_factory=list)
     whole: bool = True
     again: float | None = None
+    undecided: bool = False
 
 
 def faster(one: Reading, other: Reading) -> bool:
@@ -161,13 +165,27 @@ def _confirm(found: Found, measure: Callable[[Choice], Reading], start: Reading)
         found.again = again.median_s / plain.median_s
         if faster(again, plain):
             return
-    lost, why = found.best, _verdict(again, plain, plain)
-    if not before.step_s:
-        why = f"the step as it is was refused ({before.refused})"
-    _take_back(found, "won, but not when measured again")
+        found.undecided = _changed(start, before, again)
+    lost, why = found.best, f"{_verdict(again, plain, plain)}, when measured again"
+    if found.undecided:
+        drift, beside = before.median_s / start.median_s, again.median_s / before.median_s
+        why = (
+            f"not decided: the machine changed meanwhile (the step as it is took {drift:.2f} times its first time, and "
+            f"this {beside:.2f} of that)"
+        )
+    elif not before.step_s:
+        why = f"the step as it is was refused ({before.refused}), when measured again"
+    _take_back(found, CHANGED if found.undecided else "won, but not when measured again")
     if before.step_s:
         found.rows.append(Row(ONCE_MORE, {}, before, "baseline, measured again", plain))
-    found.rows.append(Row(ONCE_MORE, lost, again, f"{why}, when measured again", plain))
+    found.rows.append(Row(ONCE_MORE, lost, again, why, plain))
+
+
+def _changed(start: Reading, before: Reading, again: Reading) -> bool:
+    """Whether a choice is slower than the step as it is was first, but not than the one measured right ``before`` it,
+    which is slower than that as well: then the moment lost, and of the choice it tells nothing. It is not chosen.
+    """
+    return faster(start, before) and again.median_s < (1 - LEAST_GAIN) * before.median_s
 
 
 def _take_back(found: Found, verdict: str) -> None:

@@ -95,20 +95,21 @@ class Trials:
         # Of the engine that is open now, and of how many steps it has begun.
         self._calls, self._begun = Calls(), 0
 
-    def prepare(self, enough: Callable[[float, float], bool], asked: bool = True) -> str:
+    def prepare(self, lacking: Callable[[float, float], str], asked: bool = True) -> str:
         """Take the compared steps as they are, to compare with; return why nothing can be compared, or ``""``.
 
-        ``enough`` is asked, with the seconds of a step and those that the rest takes until one candidate is tried and
-        measured once more, whether there is time for it. What the user's code raises on all ranks alike is raised where
-        tuning was ``asked`` for; else the run will say it. Raises ``KwayError`` where a rank fails alone. A collective.
+        ``lacking`` is asked, with the seconds of a step and those that the rest takes until one candidate is tried and
+        measured once more, why there is no time for it, ``""``: there is. What the user's code raises on all ranks
+        alike is raised where tuning was ``asked`` for; else the run will say it. Raises ``KwayError`` where a rank
+        fails alone. A collective.
         """
-        all_, raised = self._together("the step as it is", lambda: self._prepared(enough))
+        all_, raised = self._together("the step as it is", lambda: self._prepared(lacking))
         failed = next((said for _, said, _ in all_ if said), "")
         if failed and asked:
             raise raised or KwayError(failed)
         return f"the step as it is failed: {failed}" if failed else str(all_[self.group.rank][0])
 
-    def _prepared(self, enough: Callable[[float, float], bool]) -> str:
+    def _prepared(self, lacking: Callable[[float, float], str]) -> str:
         own = self._own_trace({}, 0)
         if any(self.group.objects(own.drew)):
             # What is drawn differs from order to order and from kind to kind, and would hide what is wrong.
@@ -120,13 +121,13 @@ class Trials:
         step_s = self.group.objects(self._step_s)[0]
         steps_s = self.compared * step_s
         rest_s = ORDERS * steps_s + LEAST_TRIALS * self._trial_s(step_s, steps_s)
-        if not enough(step_s, rest_s):
-            return _no_time(rest_s)
+        if why := lacking(step_s, rest_s):
+            return why
         first = [self._own_trace({}, 1).trace]
         step_s, trace_s = self.group.objects((self._step_s, self.trace_s))[0]
         rest_s = (ORDERS - 1) * trace_s + LEAST_TRIALS * self._trial_s(step_s, trace_s)
-        if not enough(step_s, rest_s):
-            return _no_time(rest_s)
+        if why := lacking(step_s, rest_s):
+            return why
         others = (
             self._own_trace({}, order).trace if order > 1 else first.pop() for order in range(1, 1 + ORDERS)
         )
@@ -281,10 +282,6 @@ class Trials:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
-
-
-def _no_time(rest_s: float) -> str:
-    return f"to try one way and to measure it again takes some {rest_s:.2g} s, for which there is no time"
 
 
 def _said(error: Exception) -> str:
