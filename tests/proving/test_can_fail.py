@@ -152,6 +152,33 @@ def test_what_a_nudge_makes_jump_hides_no_fault(ranks, precision):
     assert "loss" in failing_row(wrong)["reason"]
 
 
+class Mixing(nn.Module):
+    """Mixes samples by their places in the batch."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.first, self.last, self.mix = nn.Linear(3, 5), nn.Linear(5, 4), mix
+
+    def forward(self, x):
+        return self.last(self.mix(self.first(x)).tanh())
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda h: 0.7 * h + 0.3 * h.roll(1, 0),
+        lambda h: h + 0.1 * h.cumsum(0),
+        lambda h: h - 0.5 * h[:1],
+        lambda h: torch.cat([h[:-1], 1.1 * h[-1:]]),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_what_goes_by_the_places_of_samples_is_no_rounding(ranks, precision, mix):
+    row = failing_row(proved(ranks, job_of(partial(Mixing, mix)), precision=precision))
+    assert "loss differs" in row["reason"]
+    assert "in another order give another loss" in row["reason"]
+
+
 def test_a_loss_that_depends_on_the_rank(ranks):
     row = failing_row(proved(ranks, job_of(loss=biased_loss)))
     assert row["first_difference"] == {"step": 1, "tensor": "loss"}

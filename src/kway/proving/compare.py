@@ -10,6 +10,10 @@ from kway.proving.reference import Snapshot, largest
 
 NOISE_FACTOR = 16
 EPSILONS = 64
+MIXES = (
+    "; on one device the same samples in another order give another loss: the model or its loss goes by the place of a "
+    "sample in the batch, which devices change"
+)
 
 
 @dataclass
@@ -28,6 +32,7 @@ class Comparison:
     reason: str = ""
     noise_only: set[str] = field(default_factory=set)
     by_noise: set[str] = field(default_factory=set)
+    _hint: str = field(default="", repr=False)
 
     def fail(self, step: int, tensor: str, reason: str) -> None:
         """Note a difference; the first one is kept."""
@@ -57,6 +62,7 @@ class Comparison:
                 f"{snapshot.drift:.3g} at step {step}. The model draws random numbers, or keeps what changes its "
                 "output outside parameters and buffers",
             )
+        self._hint = MIXES if snapshot.mixes else ""
         for name in [*snapshot.after, *(name for name in got if name not in snapshot.after)]:
             self.tensors += 1
             if name not in got or name not in snapshot.after:
@@ -94,7 +100,9 @@ class Comparison:
         # An infinite difference passes no test: where allowed is infinite too, the reference itself broke.
         if not (math.isfinite(difference) and difference <= allowed):
             self.fail(
-                step, name, f"{name} differs by {difference:.3g} at step {step}, {allowed:.3g} is allowed"
+                step,
+                name,
+                f"{name} differs by {difference:.3g} at step {step}, {allowed:.3g} is allowed{self._hint}",
             )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from kway.job import Job
 from kway.step.inputs import move, splitter
@@ -42,13 +43,15 @@ class Snapshot:
     made that are off by 4 roundings, elsewhere than in float64 a quarter of what those made that are off by 16,
     whichever is larger. ``drift``: by how
     much the loss of the same batch, in the same order and from the same state, differed the second time. It is
-    looked at only where other orders changed half of the digits of the loss.
+    looked at only where other orders changed half of the digits of the loss. ``mixes``: whether other orders give
+    another loss by more than rounding of what the model returned: they say nothing of noise then, and are not in it.
     """
 
     before: State
     after: State
     noise: dict[str, float]
     drift: float = 0.0
+    mixes: bool = False
 
 
 class _Saved(NamedTuple):
@@ -75,6 +78,8 @@ class Reference:
         self.schedule = job.schedule(self.optimizer) if job.schedule is not None else None
         self.split = splitter(job.inputs, job.target, job.loss is not None)
         self.loss = _on(job.loss, device, self.floating)
+        # The largest magnitude that the model returned last.
+        self._returned = 0.0
 
     def steps(self, batches: Iterator[Sequence[Any]]) -> Iterator[Snapshot]:
         """Yield a snapshot for each item: the same batch as it is, first, and in other orders of its samples."""
@@ -100,19 +105,24 @@ class Reference:
             loss = self._last["loss"]
             nudged = [each for each in nudged if self._is_rounding(loss, each["loss"])]
             spread = max((largest(loss, o["loss"]) for o in other_results), default=0.0)
-            drift = 0.0
+            drift, mixes = 0.0, False
             if spread > torch.finfo(loss.dtype).eps ** 0.5 * float(loss.abs()):
                 # So much is no rounding, but for a loss that is zero in mathematics, which comes out the same again.
                 self._restore(saved)
                 self._step(own)
                 drift = largest(loss, self._last["loss"])
+                # A loss that is zero in mathematics is rounding of what it is made of.
+                mixes = not drift and spread > self._eps(loss) ** 0.5 * max(float(loss.abs()), self._returned)
+            if mixes:
+                # A sample counts by its place, as in a sum along the batch: devices change that.
+                other_results = []
             if self.schedule is not None and not isinstance(self.schedule, _BY_METRIC):
                 self.schedule.step()
             share = SHARE if self.floating is None else 1
             noise = {name: max([0.0, *(largest(value, o[name]) for o in other_results),
                                 *(largest(value, o[name]) / share for o in nudged)])
                      for name, value in self._last.items()}  # fmt: skip
-            yield Snapshot(before, self._last, noise, drift)
+            yield Snapshot(before, self._last, noise, drift, mixes)
 
     def _nudged(self, batch: Any, saved: _Saved, seed: int) -> State:
         """Return what the batch gives where every parameter is some roundings larger or smaller, by chance.
@@ -140,9 +150,11 @@ class Reference:
         What lies on an edge (a bound that is compared with whole numbers, a sign that is cut off) falls over it by the
         smallest nudge. That jump is no rounding, and devices do not make it: it must not hide what they make wrong.
         """
-        lower = _AUTOCAST.get(self.job.precision)
-        eps = torch.finfo(lower or loss.dtype).eps
-        return largest(loss, nudged) <= float(eps**0.5 * loss.abs())
+        return largest(loss, nudged) <= float(self._eps(loss) ** 0.5 * loss.abs())
+
+    def _eps(self, loss: torch.Tensor) -> float:
+        """Return that of what a step computes in."""
+        return torch.finfo(_AUTOCAST.get(self.job.precision) or loss.dtype).eps
 
     def _saved(self) -> _Saved:
         with torch.no_grad():
@@ -173,6 +185,7 @@ class Reference:
         with torch.autocast(self.device.type, lower, cache_enabled=False) if lower else nullcontext():
             output, target = self.forward(batch)
             loss = _scalar(output if self.loss is None else self.loss(output, target))
+        self._returned = max([0.0, *map(_size_of, tree_leaves(output))])
         if self.job.penalty is not None:
             loss = loss + one_number(self.job.penalty(self.model))
         held = buffers_of(self.model)
@@ -278,6 +291,13 @@ def largest(a: torch.Tensor, b: torch.Tensor) -> float:
         difference = (a - b).abs().masked_fill((a == b) | (a.isnan() & b.isnan()), 0)
         return float(difference.max())
     return float((a.double() - b.double()).abs().max())
+
+
+def _size_of(value: Any) -> float:
+    """Return the largest magnitude in what is a tensor of numbers with fractions, 0 of anything else."""
+    if not isinstance(value, torch.Tensor) or not value.numel() or not value.is_floating_point():
+        return 0.0
+    return float(value.detach().abs().max())
 
 
 def _scalar(value: Any) -> Any:
