@@ -1,7 +1,7 @@
 """What functions of a replica hold: what of it is copied in a way of its own, and what all replicas share."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -22,11 +22,10 @@ def entries(content: Any, known: Mapping[int, Any]) -> dict[int, Any]:
     That is data, modules, and what cleans up after itself. ``known``: ids of what is not looked into.
     """
     memo: dict[int, Any] = {}
-    for value in _walked(content, known):
+    for value in walked([content], _is_left, known):
         kind = type(value)
         if issubclass(kind, torch.Generator):
-            memo[id(value)] = torch.Generator(value.device)
-            memo[id(value)].set_state(value.get_state())
+            memo[id(value)] = generator_like(value)
         elif issubclass(kind, torch.Tensor):
             if not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
@@ -48,16 +47,31 @@ def _is_shared(value: Any) -> bool:
     return issubclass(kind, np.ndarray) and not value.flags.writeable
 
 
-def _walked(content: Any, known: Mapping[int, Any]) -> Iterator[Any]:
-    waiting, seen = [content], {*known}
+def _is_left(value: Any) -> bool:
+    return issubclass(type(value), nn.Module | torch.Tensor) or _is_shared(value)
+
+
+def generator_like(own: torch.Generator) -> torch.Generator:
+    """Return a generator that draws what ``own`` would draw next."""
+    made = torch.Generator(own.device)
+    made.set_state(own.get_state())
+    return made
+
+
+def walked(roots: Iterable[Any], leaves: Callable[[Any], bool], known: Container[int] = ()) -> Iterator[Any]:
+    """Yield what lies in ``roots``, and these.
+
+    ``leaves`` says what is not looked into; ``known``: ids that are left out.
+    """
+    waiting, seen = [*roots], set[int]()
     while waiting:
         value = waiting.pop()
         kind = type(value)
-        if id(value) in seen or issubclass(kind, ATOMS):
+        if id(value) in known or id(value) in seen or issubclass(kind, ATOMS):
             continue
         seen.add(id(value))
         yield value
-        if issubclass(kind, nn.Module | torch.Tensor) or _is_shared(value):
+        if leaves(value):
             continue
         if issubclass(kind, dict):
             waiting += value.values()

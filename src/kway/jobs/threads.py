@@ -1,7 +1,7 @@
 """A task on ranks that are threads of this process: what each gets, and what is refused for want of processes."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from kway.comm.threads import ThreadGroup
 from kway.data.arrays import InMemory
 from kway.data.streams import is_stream
 from kway.errors import RefusedError, UsageError, line_of
+from kway.jobs.replica_contents import generator_like, walked
 from kway.jobs.replica_functions import of_process, with_own_functions
 from kway.launch import threads
 from kway.launch.shared_process import SharedProcess
@@ -32,7 +33,6 @@ _LACKS = {
     "tune_seconds": "its steps are eager: there is nothing to choose from",
     "timeline": "torch has one profiler for a process, which cannot begin once for each of its threads",
 }
-_PLAIN = (str, bytes, int, float, bool, type(None), type, torch.device, torch.dtype)
 
 
 def run(make: Any, task: Any, arguments: tuple[Any, ...], device_set: list[str], count: int) -> list[Any]:
@@ -110,7 +110,7 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         if id(value) in memo:
             continue
         if isinstance(value, torch.Generator):
-            memo[id(value)] = _generator(value)
+            memo[id(value)] = generator_like(value)
         elif isinstance(value, nn.Module):
             memo |= computed([value])
         else:
@@ -138,7 +138,7 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _not_copied(arguments: tuple[Any, ...], memo: Mapping[int, Any]) -> str | None:
     """Return the class of a stream that cannot be copied, or ``None`` where all can."""
-    for value in _walked(arguments):
+    for value in walked(arguments, _is_shared):
         if isinstance(value, DataLoader | nn.Module) or not _is_stream(value):
             continue
         try:
@@ -155,41 +155,16 @@ def _is_stream(value: Any) -> bool:
         return False
 
 
-def _generator(own: torch.Generator) -> torch.Generator:
-    made = torch.Generator(own.device)
-    made.set_state(own.get_state())
-    return made
-
-
 def _reached(arguments: tuple[Any, ...]) -> Iterable[Any]:
     """Yield what replicas share, or what has a way of its own to be copied: data sets, arrays, generators and models.
 
     Models are not looked into: theirs are tensors of their own.
     """
-    return (value for value in _walked(arguments) if _is_shared(value))
+    return (value for value in walked(arguments, _is_shared) if _is_shared(value))
 
 
 def _is_shared(value: Any) -> bool:
     return isinstance(value, torch.Generator | nn.Module) or _is_data(value)
-
-
-def _walked(arguments: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield what lies in ``arguments``; what is shared is not looked into."""
-    waiting, seen = list(arguments), {id(arguments)}
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or isinstance(value, _PLAIN):
-            continue
-        seen.add(id(value))
-        yield value
-        if _is_shared(value):
-            continue
-        if isinstance(value, Mapping):
-            waiting += value.values()
-        elif isinstance(value, list | tuple):
-            waiting += value
-        else:
-            waiting += getattr(value, "__dict__", {}).values()
 
 
 def _is_data(value: Any) -> bool:
