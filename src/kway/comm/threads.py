@@ -109,7 +109,7 @@ class ThreadGroup(Group):
             drew = self._process.gather(self.rank)
         if drew:
             raise RefusedError(
-                "random numbers drawn on the CPU in a step, after a first step that drew none, with strategy threads",
+                "random numbers drawn on the CPU in a step, after first steps that drew none, with strategy threads",
                 "a process has one generator: replicas that compute at once would draw from each other's numbers",
                 "draw from the first step on, on the GPU or in the data set, or use strategy data",
             )

@@ -27,6 +27,7 @@ from kway.records import Plan
 from kway.step.kinds import KINDS
 from kway.step.telling import Telling
 from kway.strategies.layout import fit, title
+from kway.strategies.shared_state import Reach
 from kway.training.on_a_copy import open_on_copy
 from kway.world import World
 
@@ -72,7 +73,7 @@ class Sitting:
         self.engine, self.parts = open_on_copy(job, model, own, world, status, opened, telling=telling)
         self.lasts = LEAST_S if self.engine.device.type == "cuda" else 0.0
         self.batch_size = self.parts.order.batch_size
-        self._job, self._opened = job, opened
+        self._job, self._users, self._opened = job, model, opened
         self.phases = Phases(self.engine, self.calls)
         self._timer = PhaseTimer(self.marks)
         # Of the steps of warm-up, by their share; and what lay on the GPU before those of the first one.
@@ -181,6 +182,13 @@ class Sitting:
             # Recordings of other shares, and data that their loaders hold, are not there in a run of this one.
             self._warm_peak[samples] = torch.cuda.max_memory_allocated(here) - lies + alone
         return seconds
+
+    def changes_shared(self, samples: int) -> str | None:
+        """Take one step; return what it changes that the user's model reaches as this copy of it does, if anything."""
+        copy, users = Reach(self.engine.model, self.engine.job), Reach(self._users, self._job)
+        with copy.watched(users.keys) as changes:
+            self.take(samples)
+        return copy.leads_to(users.own) or changes.found
 
     def rehearse(self, samples: int) -> list[Any]:
         """Take one step; return the collectives that it called."""

@@ -17,7 +17,7 @@ from kway.step.host_draws import OnDevice, watched
 from kway.step.seeds import UPDATE, Draws, Keyed
 from kway.strategies.base import Axis, Part
 from kway.strategies.data import Data
-from kway.strategies.shared_variables import shared_variable
+from kway.strategies.shared_state import Reach
 
 _SPREAD = Data()
 
@@ -39,8 +39,8 @@ class Threads(Axis):
         return _SPREAD.sizes(devices)
 
     def refuses(self, job: Job, model: nn.Module, size: int, level: str) -> str | None:
-        """Refuse what ``data`` does, and a model in which a forward pass reads what hooks write for all replicas."""
-        return _SPREAD.refuses(job, model, size, level) or (shared_variable(model) if size > 1 else None)
+        """Refuse what ``data`` does."""
+        return _SPREAD.refuses(job, model, size, level)
 
     def apply(self, part: Part, group: Group) -> None:
         """Do what ``data`` does, and let the replicas compute at once where they can."""
@@ -56,24 +56,53 @@ class Threads(Axis):
             part.taking = Steps(group, part.notes).taking
 
     def price(self, estimate: Estimate, size: int, devices: Sequence[str]) -> None:
-        """Add what replicas hand each other through memory, and their turns: see ``add_thread_sums``."""
+        """Add what replicas hand each other through memory, and their turns: see ``add_thread_sums``.
+
+        Raises ``RefusedError`` for a model whose steps change what replicas would share.
+        """
+        if estimate.workload.changes_shared:
+            raise _refused(estimate.workload.changes_shared)
         add_thread_sums(estimate, size)
 
 
+def _refused(what: str) -> RefusedError:
+    return RefusedError(
+        f"strategy threads with a step that changes what all replicas of this process share: {what}",
+        "each would read there what another one wrote",
+        "keep it in an attribute of the model that copy.deepcopy copies, or use strategy data",
+    )
+
+
 class Steps:
-    """How the replicas take steps: the first in turns, the others at once, unless the first drew on the host."""
+    """How the replicas take steps: the first two in turns, the others at once, unless one of these drew on the host.
+
+    The second one shows whether a step changes what the replicas share: what is made once is there by then.
+    """
 
     def __init__(self, group: Group, notes: list[str]) -> None:
         self._group, self._notes = group, notes
-        self._at_once: bool | None = None
+        self._taken, self._drew = 0, False
+        self._at_once = False
 
     @contextmanager
     def taking(self, core: StepCore) -> Iterator[None]:
-        """Be open while ``core`` takes a step. Raises ``RefusedError`` where a step draws that must not."""
-        if self._at_once is None:
-            with watched() as watch, _drawing(core, watch.draws):
+        """Be open while ``core`` takes a step.
+
+        Raises ``RefusedError`` where a step draws that must not, or changes what other replicas read.
+        """
+        self._taken += 1
+        if self._taken == 1:
+            held = Reach(core.model, core.job)
+            self._refuse(self._apart(held))
+            with self._watching_draws(core):
                 yield
-            self._decide(watch.found)
+        elif self._taken == 2:
+            held = Reach(core.model, core.job)
+            others = self._group.objects(held.keys)
+            with held.watched(set.intersection(*others)) as changes, self._watching_draws(core):
+                yield
+            self._refuse(changes.found)
+            self._decide()
         elif not self._at_once:
             yield
         else:
@@ -88,8 +117,26 @@ class Steps:
             # As a step in turns leaves them.
             Keyed(keys, core.device).at(UPDATE)
 
-    def _decide(self, drew: bool) -> None:
-        self._at_once = not any(self._group.objects(drew))
+    @contextmanager
+    def _watching_draws(self, core: StepCore) -> Iterator[None]:
+        with watched() as watch, _drawing(core, watch.draws):
+            yield
+        self._drew |= watch.found
+
+    def _apart(self, held: Reach) -> str | None:
+        """Say what leads from this replica to another one, if anything does."""
+        others = self._group.objects(held.own)
+        others.pop(self._group.rank)
+        return held.leads_to(set.union(*others))
+
+    def _refuse(self, found: str | None) -> None:
+        """Raise on all replicas what one has found."""
+        said = [each for each in self._group.objects(found) if each is not None]
+        if said:
+            raise _refused(said[0])
+
+    def _decide(self) -> None:
+        self._at_once = not any(self._group.objects(self._drew))
         if not self._at_once:
             self._notes.append(
                 "threads: the replicas compute one after the other, since the step draws random numbers on the CPU, of "

@@ -1,0 +1,174 @@
+"""What the code of a model reaches: its own objects, and beyond them variables of files, classes and functions.
+
+Found by Python's own references, so that no container, slot, cache or generator hides what it holds. What torch, numpy,
+Python and kway are made of is not looked into.
+"""
+
+import dis
+import gc
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from threading import local
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+from weakref import ReferenceType
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+ATOMS = (str, bytes, int, float, complex, type(None), type(...), torch.device, torch.dtype, torch.Size)
+# Data are shared on purpose; the last two are of a thread by themselves.
+_LEFT = (*ATOMS, ModuleType, FrameType, CodeType, Dataset, DataLoader, local, ContextVar)
+_LIBRARIES = {"torch", "numpy", "kway", "builtins"}
+_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Thing:
+    """An object, or a variable of one: entry ``name`` of ``of``. ``label``: what a user calls it."""
+
+    label: str
+    of: Any
+    name: str | None = None
+
+    @property
+    def key(self) -> tuple[int, str | None]:
+        """Return what tells it from all others that live."""
+        return id(self.of), self.name
+
+    def content(self) -> list[Any]:
+        """Return what it refers to now."""
+        if self.name is not None:
+            held = vars(self.of) if isinstance(self.of, type | ModuleType) else self.of
+            return [held.get(self.name, _ABSENT)]
+        return referred(self.of)
+
+
+def referred(value: Any) -> list[Any]:
+    """Return what an object refers to itself, attributes first."""
+    table = table_of(value)
+    if issubclass(type(value), torch.Tensor):
+        return [*table.values()]
+    known = {id(each) for each in table.values()}
+    # Python lists attributes, or the table of them, by how the object lies in memory just now.
+    return [*table.values(), *(x for x in gc.get_referents(value) if x is not table and id(x) not in known)]
+
+
+def table_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of ``value``, which is asked for nothing: none where it has no table of them."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def reached(roots: Mapping[str, Any]) -> dict[tuple[int, str | None], Thing]:
+    """Return all that code of ``roots``, by what they are called, comes by: objects and variables, nearest first."""
+    walk = _Walk()
+    found: dict[tuple[int, str | None], Thing] = {}
+    waiting = deque(Thing(label, value) for label, value in roots.items())
+    while waiting:
+        thing = waiting.popleft()
+        if thing.key in found or (thing.name is None and issubclass(type(thing.of), _LEFT)):
+            continue
+        inside = walk.inside(thing)
+        if inside is not None:
+            found[thing.key] = thing
+            waiting += inside
+    return found
+
+
+class _Walk:
+    """One walk, which remembers of which modules' code it has found out whose it is."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bool] = {}
+
+    @cached_property
+    def _standard(self) -> str:
+        return sysconfig.get_paths()["stdlib"]
+
+    def _foreign(self, module: Any) -> bool:
+        """Whether a module, by name, is none that a user or a package of models brings."""
+        name = module if isinstance(module, str) else ""
+        if name not in self._known:
+            file = getattr(sys.modules.get(name), "__file__", None) or ""
+            builtin = name in sys.builtin_module_names
+            standard = file.startswith(self._standard) and "-packages" not in file
+            self._known[name] = name.partition(".")[0] in _LIBRARIES or builtin or standard
+        return self._known[name]
+
+    def inside(self, thing: Thing) -> Iterable[Thing] | None:
+        """Return what ``thing`` leads to; ``None`` where it is not looked at."""
+        value = thing.of
+        if thing.name is not None:
+            return [Thing(thing.label, each) for each in thing.content() if each is not _ABSENT]
+        if isinstance(value, type):
+            return None if self._foreign(value.__module__) else self._of_class(value)
+        if isinstance(value, FunctionType):
+            return None if self._foreign(value.__globals__.get("__name__")) else self._of_function(value)
+        kind = type(value)
+        if kind is dict and "__builtins__" in value:
+            return None
+        if kind.__module__.partition(".")[0] == "kway":
+            return None
+        if issubclass(kind, ReferenceType):
+            return [Thing(thing.label, value())]
+        return self._of_object(thing, value)
+
+    def _of_object(self, thing: Thing, value: Any) -> Iterator[Thing]:
+        table = table_of(value)
+        kind = type(value).__qualname__
+        for name, each in table.items():
+            # An attribute of a layer tells more than how one comes to the layer; containers have none.
+            yield Thing(f"attribute {name!r} of {kind}" if name[:1] != "_" else thing.label, each)
+        yield from (Thing(thing.label, each) for each in referred(value)[len(table) :])
+
+    def _of_class(self, value: type) -> Iterator[Thing]:
+        for name in [*vars(value)]:
+            # What Python keeps there itself goes by such names, methods among them.
+            if name[:2] != "__" or isinstance(vars(value)[name], FunctionType):
+                yield Thing(f"attribute {name!r} of class {value.__qualname__}", value, name)
+        yield from (Thing(f"class {base.__qualname__}", base) for base in value.__bases__)
+
+    def _of_function(self, value: FunctionType) -> Iterator[Thing]:
+        named = value.__qualname__
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            yield Thing(f"variable {name!r} that {named} closes over", cell)
+        for each in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+            yield Thing(f"a default argument of {named}", each)
+        yield from (Thing(f"attribute {name!r} of {named}", each) for name, each in vars(value).items())
+        for code in _codes(value.__code__):
+            yield from self._of_code(code, value.__globals__)
+
+    def _of_code(self, code: CodeType, names: dict[str, Any]) -> Iterator[Thing]:
+        for name in _globals_of(code, names):
+            value = names.get(name)
+            if not isinstance(value, ModuleType):
+                yield Thing(f"the global variable {name!r}", names, name)
+            elif not self._foreign(value.__name__):
+                for of_module in code.co_names:
+                    if of_module in vars(value):
+                        yield Thing(f"the variable {of_module!r} of {value.__name__}", value, of_module)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+def _globals_of(code: CodeType, names: dict[str, Any]) -> set[str]:
+    """Return which of a file's variables ``code`` reads or writes."""
+    if not any(name in names for name in code.co_names):
+        return set()
+    steps = dis.get_instructions(code)
+    return {step.argval for step in steps if step.opname in _GLOBAL and step.argval in names}
