@@ -87,7 +87,7 @@ class Workload(Record):
     step.
     ``buckets``: bytes of each call that brings gradients together, first first.
     ``step_kinds_left``: why, by kind that was not timed. ``draws_on_cpu``: whether a step draws random numbers there.
-    ``changes_shared``: what a step changes that replicas in threads of one process would share; ``None``: nothing.
+    ``not_in_threads``: why replicas could not be threads of one process (what they would share), or ``None``.
     ``busy``: what other programs kept busy meanwhile, like ``1.8 of 2 processors``, or ``""``.
     ``identity``: what tells the model from others of its name: ``parameters`` as it was built (``None``: its first run
     told) and ``code``, a digest of layers, shapes and code (``""``: not known).
@@ -123,7 +123,7 @@ class Workload(Record):
     seconds: float = 0.0
     notices: list[str] = field(default_factory=list)
     draws_on_cpu: bool = False
-    changes_shared: str | None = None
+    not_in_threads: str | None = None
     busy: str = ""
     identity: dict[str, Any] = field(default_factory=dict)
 

@@ -29,9 +29,9 @@ def test_threads_are_left_out_where_a_profile_saw_it(two_cores, monkeypatch):
     job = kway.Job(
         Kept, nn.CrossEntropyLoss(), SGD, (torch.zeros(64, 6), torch.arange(64) % 3), batch_size=64
     )
-    seen = kway.profile(job, devices="cpu:2", seconds=1).changes_shared
-    timed = workload((16, 32, 64), model="Kept", threads=(1, 2), changes_shared=seen)
+    seen = kway.profile(job, devices="cpu:2", seconds=1).not_in_threads
+    timed = workload((16, 32, 64), model="Kept", threads=(1, 2), not_in_threads=seen)
     record = kway.plan(job, workload=timed, measurements=measurements(latency_s=1e-4))
     assert {row["strategy"] for row in record.candidates} == {"single", "data=2"}
     why = next(each["why"] for each in record.left if each["strategy"] == "threads=2")
-    assert "changes what all replicas of this process share: the global variable 'KEPT'" in why
+    assert "a step changes the global variable 'KEPT', which all replicas" in why

@@ -193,7 +193,7 @@ def threads(model, loss=None):
     ids=lambda given: getattr(given, "__name__", "")[:9],
 )
 def test_what_a_step_changes_for_all_is_named(make, named):
-    with pytest.raises(kway.RefusedError, match="what all replicas of this process share") as refused:
+    with pytest.raises(kway.RefusedError, match="which all replicas of this process share") as refused:
         threads(make())
     assert named in str(refused.value)
 
@@ -223,7 +223,9 @@ class Shared:
 
 
 def test_a_layer_of_another_replica_is_named():
-    with pytest.raises(kway.RefusedError, match="attribute 'layer' of Shared"):
+    with pytest.raises(
+        kway.RefusedError, match="attribute 'layer' of Shared leads to a layer of another replica"
+    ):
         threads(Grouped())
 
 
@@ -259,5 +261,7 @@ def test_what_is_read_filled_once_or_a_replicas_own_goes_on():
 
 def test_a_profile_says_it_for_plans():
     found = kway.profile(job(OfClass), devices="cpu:2", seconds=2)
-    assert found.changes_shared == "attribute 'kept' of class OfClass"
-    assert kway.profile(job(OnlyReads), devices="cpu:2", seconds=2).changes_shared is None
+    assert found.not_in_threads == (
+        "a step changes attribute 'kept' of class OfClass, which all replicas of this process share"
+    )
+    assert kway.profile(job(OnlyReads), devices="cpu:2", seconds=2).not_in_threads is None

@@ -163,7 +163,7 @@ class Profiler:
                     with HostDraws() as watch:
                         sitting.take(sitting.shares[0])
                     self.found.fields["draws_on_cpu"] = watch.found
-                    self.found.fields["changes_shared"] = sitting.changes_shared(sitting.shares[0])
+                    self.found.fields["not_in_threads"] = sitting.not_in_threads(sitting.shares[0])
                 if sitting.shares and sitting.seat.devices > 1 and not seen.calls:
                     seen.calls = sitting.rehearse(sitting.shares[0])
                     seen.kept = sitting.kept_for_gradients()

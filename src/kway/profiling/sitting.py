@@ -183,8 +183,8 @@ class Sitting:
             self._warm_peak[samples] = torch.cuda.max_memory_allocated(here) - lies + alone
         return seconds
 
-    def changes_shared(self, samples: int) -> str | None:
-        """Take one step; return what it changes that the user's model reaches as this copy of it does, if anything."""
+    def not_in_threads(self, samples: int) -> str | None:
+        """Take one step; return why this copy and its model cannot be replicas in one process, or ``None``."""
         copy, users = Reach(self.engine.model, self.engine.job), Reach(self._users, self._job)
         with copy.watched(users.keys) as changes:
             self.take(samples)

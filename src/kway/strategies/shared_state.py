@@ -44,7 +44,8 @@ class Reach:
 
     def leads_to(self, own: Keys) -> str | None:
         """Say by what this replica reaches layers of another one, if it does."""
-        return next((thing.label for key, thing in self._things.items() if key in own), None)
+        labels = (thing.label for key, thing in self._things.items() if key in own)
+        return next((f"{label} leads to a layer of another replica" for label in labels), None)
 
     @contextmanager
     def watched(self, keys: Keys) -> Iterator["Changes"]:
@@ -56,7 +57,7 @@ class Reach:
 
 
 class Changes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches ``things``. ``found``: what one that has changed is called."""
+    """Watches ``things`` that replicas share. ``found``: that one has changed, if one has."""
 
     def __init__(self, things: list[Thing]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -76,7 +77,9 @@ class Changes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see(self, noted: list[tuple[Thing, "_Note"]]) -> None:
         if self.found is None:
-            self.found = next((thing.label for thing, note in noted if note.differs(thing)), None)
+            labels = (thing.label for thing, note in noted if note.differs(thing))
+            shared = "which all replicas of this process share"
+            self.found = next((f"a step changes {label}, {shared}" for label in labels), None)
 
 
 def _is_still(value: Any) -> bool:

@@ -58,17 +58,17 @@ class Threads(Axis):
     def price(self, estimate: Estimate, size: int, devices: Sequence[str]) -> None:
         """Add what replicas hand each other through memory, and their turns: see ``add_thread_sums``.
 
-        Raises ``RefusedError`` for a model whose steps change what replicas would share.
+        Raises ``RefusedError`` for a model of which replicas would have to do with each other.
         """
-        if estimate.workload.changes_shared:
-            raise _refused(estimate.workload.changes_shared)
+        if estimate.workload.not_in_threads:
+            raise _refused(estimate.workload.not_in_threads)
         add_thread_sums(estimate, size)
 
 
-def _refused(what: str) -> RefusedError:
+def _refused(why: str) -> RefusedError:
     return RefusedError(
-        f"strategy threads with a step that changes what all replicas of this process share: {what}",
-        "each would read there what another one wrote",
+        f"strategy threads with this model: {why}",
+        "a replica must neither read what another one wrote nor compute with its weights",
         "keep it in an attribute of the model that copy.deepcopy copies, or use strategy data",
     )
 
