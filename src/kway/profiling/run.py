@@ -138,10 +138,13 @@ class Profiler:
             self._say(f"eager steps, as one device of {names} takes them")
             self._sit(group, seen)
         if seen.inside is None:
+            # More CPU ranks share one memory.
+            more = "" if self._device.type == "cpu" else ", or name more devices: their shares are smaller"
             raise UsageError(
                 f"no share that fits {self._wanted.device}: {self.found.notices[-1]}",
                 "a step is timed on one device",
-                "use a smaller batch, or name more devices: their shares are smaller",
+                "use a smaller batch (--batch-size), or the same one in parts (--micro-batch; of a model with batch "
+                f"normalisation not at level math){more}",
             )
         self._remember(seen.inside, seen.peaks, seen.calls, seen.kept)
         return seen.table
