@@ -95,12 +95,19 @@ def test_what_cublas_works_in_can_be_given_back(one):
 
 
 def test_auto_starts_at_once_where_there_is_nothing_to_choose(one):
-    run = kway.train(job(), devices=one, strategy="auto", epochs=1, echo=False)
+    run = kway.train(job(), devices=one, strategy="auto", step_kind="eager", epochs=1, echo=False)
     assert run.record.predicted_step_s is None
+
+
+def test_auto_takes_the_step_kind_of_a_plan_that_is_remembered(one):
+    best = kway.plan(job(), devices=one).best
+    run = kway.train(job(), devices=one, strategy="auto", epochs=5, echo=False)
+    assert run.record.step_kind == best["step_kind"] != "eager"
 
 
 def test_auto_runs_what_it_plans_and_says_how_far_it_was_off(two):
     run = kway.train(job(), devices=two, strategy="auto", epochs=40, echo=False)
-    assert run.record.step_kind in KINDS
+    # Without a plan what needs no compiler is looked at, and hundreds of launches become one.
+    assert run.record.step_kind == "graph"
     assert run.record.predicted_step_s > 0
     assert run.record.measured_step_s > 0

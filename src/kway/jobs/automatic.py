@@ -15,7 +15,7 @@ from kway.errors import NotMeasuredError, UsageError
 from kway.job import Job
 from kway.jobs.asked import Asked, asked_of
 from kway.jobs.identity import differs, identity_of
-from kway.jobs.known_costs import Known, gather
+from kway.jobs.known_costs import Known, gather, kinds_for
 from kway.jobs.place import Place, place
 from kway.jobs.ranking import ranked
 from kway.jobs.slowed import beside_others, slowed
@@ -27,7 +27,7 @@ from kway.planning.candidates import Candidate, Left
 from kway.records import Training
 from kway.report.plans import left_out, trust
 from kway.step.build import build
-from kway.step.kinds import DEFAULT_KIND
+from kway.step.kinds import KINDS
 from kway.strategies.layout import AUTO, one_process
 from kway.strategies.levels import DEFAULT_SHARDS
 from kway.training.parts import training_parts
@@ -51,7 +51,8 @@ class Going:
     """How a run is to go, as ``kway.train`` takes it; ``row`` of plan.json: what was predicted; ``lines`` on it.
 
     ``of_a_busy_moment``: whether what was predicted rests on times beside other programs; ``since``: when it began;
-    ``needing``: options that need a process a device, with the reason of each.
+    ``needing``: options that need a process a device, with the reason of each. ``planned_kind``: the step kind that
+    was chosen with the layout, for a run that tuning says nothing of.
     """
 
     job: Job
@@ -65,6 +66,7 @@ class Going:
     of_a_busy_moment: bool = False
     since: busy.Moment | None = field(default_factory=busy.moment)
     needing: Mapping[str, str] = field(default_factory=dict)
+    planned_kind: str | None = None
 
     def place(self, patient: bool, settings: Mapping[str, Any] | None) -> Place:
         """Return where the run goes. Raises ``UsageError``. ``patient``: see ``kway.jobs.place.place``."""
@@ -185,8 +187,10 @@ def automatic(
 ) -> Going:
     """Plan a run and return it as was chosen; inside ranks that are there as it is: their number is given.
 
-    Devices ``"auto"``: every number of GPUs, of CPU ranks where there is none; else the device set to use. What is not
-    remembered of model and machine is found out now, in ``MOST_S``, about; nothing is, where one layout alone is left.
+    Devices ``"auto"``: every number of GPUs, of CPU ranks where there is none; else the device set to use. Step kinds
+    where none is named: those that need no compiler, and what else is remembered of the model; at level bits eager
+    ones, since a kind is a part of the bits. What is not remembered of model and machine is found out now, in
+    ``MOST_S``, about; nothing is, where one candidate alone is left.
     Raises ``UsageError`` for what cannot be planned, and where the model fits nowhere. What cannot be priced for want
     of a figure runs all the same. ``check`` raises what is wrong on any layout, before this takes time.
     """
@@ -195,18 +199,23 @@ def automatic(
     world = from_environment(device="cuda" if cluster.gpus else "cpu")
     if world is not None and world.size > 1:
         return going
-    # Compiling takes longer than a choice may; `kway tune` looks at it.
-    kinds = [DEFAULT_KIND] if going.step_kind == AUTO else [going.step_kind]
+    is_free = going.step_kind == AUTO and going.exactness != "bits"
+    # Compiling takes longer than a choice may; `kway plan` and `kway tune` look at it.
+    quick = [kind.name for kind in KINDS.values() if not kind.compiles]
+    kinds = quick if is_free else [first_kind(going.step_kind)]
     asked = asked_of(
         going.job, going.devices, AUTO, going.exactness, going.shards, kinds, cluster=cluster, needing=going.needing
     )  # fmt: skip
     if going.devices == AUTO and cluster.gpus:
         asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
     check()
-    found, left = asked.candidates(lambda device: kinds)
+    found, left = asked.candidates(lambda device: kinds_for(kinds, device))
     if len(found) == 1:
         return _only(going, found[0], left)
     known = gather(asked, {}, None, ranks, _announced(going.job, say), seconds=MOST_S)
+    if is_free:
+        timed = {kind for each in known.workloads.values() for kind in each.step_kinds()}
+        asked = replace(asked, step_kinds=[kind for kind in KINDS if kind in timed])
     try:
         record = ranked(asked, known, begun)
     except NotMeasuredError as error:
@@ -217,6 +226,7 @@ def automatic(
         devices=spelled_set(row["device_set"]),
         strategy=row["strategy"],
         row=row,
+        planned_kind=row["step_kind"] if is_free else None,
         lines=told(record),
         of_a_busy_moment=doubts.of_a_busy_moment(record),
     )
@@ -272,4 +282,7 @@ def told(record: Planned) -> tuple[str, ...]:
     first = f"auto: {titled(row)} of {count}, {seconds_text(row['step_s'])} a step predicted"
     first += f", found out in {seconds_text(record.seconds)}" if record.seconds > SAID_S else ""
     first += f" ({trusted})" if trusted else ""
-    return first, f"why: {row['reason']}", *left_out(record.left), *record.notices
+    # A layout that is there with another step kind is not left out.
+    there = [(each["strategy"], each["device_set"]) for each in record.candidates]
+    left = [each for each in record.left if (each["strategy"], each["device_set"]) not in there]
+    return first, f"why: {row['reason']}", *left_out(left), *record.notices

@@ -216,6 +216,7 @@ def train(
         # What runs in threads is eager, as though the user had named that.
         tune=wish_of(tune, tune_seconds, where.plan.step_kind if where.in_threads else step_kind, exactness),
         as_begun=step_kind == AUTO,
+        planned_kind=going.planned_kind,
         timeline=timeline_steps(timeline),
     )
     check_saving(out, checkpoint_every, keep, resume)

@@ -174,13 +174,16 @@ def in_the_way_chosen(context: Any, spec: TrainSpec, model: nn.Module) -> TrainS
     """Return a run as tuning chose it, with a line that says so; one that goes on, as it was begun. A collective."""
     if spec.resume is not None:
         return _as_begun(spec, spec.resume)
+    planned = replace(spec.plan, step_kind=spec.planned_kind or spec.plan.step_kind)
     if spec.tune is None:
-        return spec
+        return replace(spec, plan=planned)
     say, length = _teller(context), (spec.epochs, spec.steps)
     tuned = tune_on_ranks(
         context.world, spec.job, spec.plan, model, spec.tune, length, context.status, say, context.stop
     )
-    job, plan = applied(tuned.choice, spec.job, spec.plan)
+    job, plan = applied(
+        tuned.choice, spec.job, planned if tuned.how == "left" or tuned.undecided else spec.plan
+    )
     told = _told(tuned.how, tuned.choice, tuned.why, tuned.seconds, tuned.made, tuned.busy)
     return replace(spec, job=job, plan=plan, tuned=told, told=(*spec.told, *_lines(tuned, spec.tune)))
 

@@ -75,6 +75,7 @@ class TrainSpec:
     ``facts``: what the job is, for checkpoints (see ``kway.training.facts``); ``subject``: for the record.
     ``tune``: how step kind and settings are to be chosen before the run begins, ``None`` for as the plan has them;
     ``as_begun``: whether a run that goes on takes them from its checkpoint; ``tuned``: what a record says of it.
+    ``planned_kind``: the step kind that the run takes where nothing is known from tuning, ``None`` for the plan's.
     ``timeline``: how many steps are recorded through the profiler, ``None`` for none.
     ``per_device``: how many samples a device was to get, ``None`` where the global batch was named; ``lr_scale``: how
     the job's schedule scales the rates for it, ``None`` for not at all.
@@ -102,6 +103,7 @@ class TrainSpec:
     tune: Wish | None = None
     as_begun: bool = False
     tuned: dict[str, Any] | None = None
+    planned_kind: str | None = None
     timeline: int | None = None
     per_device: int | None = None
     lr_scale: LrScale | None = None

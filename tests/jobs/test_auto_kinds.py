@@ -1,0 +1,53 @@
+"""The step kind of a run with ``strategy="auto"``: the one that was priced with the layout, where none is named."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from tests.planning.machine import measurements
+from tests.workloads import workload
+from torch import nn
+
+import kway
+from kway.jobs import known_costs
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+X, Y = torch.randn(64, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
+
+
+def job():
+    return kway.Job(partial(nn.Linear, 6, 3), nn.CrossEntropyLoss(), SGD, (X, Y), batch_size=64, name="net")
+
+
+@pytest.fixture(autouse=True)
+def remembered(two_cores, monkeypatch):
+    """Compiled steps take half of what eager ones do, and talking takes longer than both."""
+    monkeypatch.setattr("kway.jobs.place.rank_threads", lambda device_set: 1)
+    eager, compiled = (
+        workload((16, 32, 64), model="net", step_kind=kind, per_sample_s=seconds, threads=(1, 2))
+        for kind, seconds in (("eager", 1e-4), ("compiled", 5e-5))
+    )
+    both = replace(eager, timings=[*eager.timings, *compiled.timings], fits=[*eager.fits, *compiled.fits])
+
+    def gather(asked, *rest, **options):
+        return known_costs.gather(asked, {"cpu": both}, measurements(latency_s=1.0), None, print)
+
+    monkeypatch.setattr("kway.jobs.automatic.gather", gather)
+
+
+@pytest.mark.parametrize("tune", [True, False])
+def test_a_kind_that_is_known_to_be_faster_is_taken(tune):
+    run = kway.train(job(), strategy="auto", epochs=3, tune=tune, echo=False)
+    assert (run.record.step_kind, run.record.strategy) == ("compiled", "single")
+    assert run.record.predicted_step_s == pytest.approx(1e-3 + 64 * 5e-5, rel=0.1)
+    chosen = next(line for line in run.record.notices if line.startswith("auto: "))
+    assert "compiled" in chosen
+    assert "of 5 candidates" in chosen
+    # Threads are there with eager steps: that they have no others is no news.
+    assert not any(line.startswith("left out") for line in run.record.notices)
+
+
+@pytest.mark.parametrize("named", [{"step_kind": "eager"}, {"exactness": "bits"}])
+def test_a_kind_that_is_named_or_a_part_of_the_bits_stays(named):
+    assert kway.train(job(), strategy="auto", epochs=1, echo=False, **named).record.step_kind == "eager"
