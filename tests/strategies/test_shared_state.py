@@ -3,8 +3,10 @@
 import functools
 import itertools
 import queue
+import sys
 from collections import defaultdict, deque
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -24,6 +26,10 @@ NUMBERS = itertools.count()
 TURNS = itertools.cycle([1.0, 2.0])
 BOX = queue.Queue()
 MADE = torch.Generator().manual_seed(1)
+# A package of a user's, with a module in it.
+PACK = ModuleType("pack")
+PACK.part = ModuleType("pack.part")
+PACK.part.kept = None
 
 
 def keep(module, args, out):
@@ -149,6 +155,50 @@ class Caches(Plain):
         return self.layer(cached(x))
 
 
+class OfPackage(Plain):
+    def forward(self, x):
+        PACK.part.kept = self.layer(x)
+        return PACK.part.kept.relu()
+
+
+class Imports(Plain):
+    def forward(self, x):
+        import pack.part as there
+
+        there.kept = self.layer(x)
+        return there.kept.relu()
+
+
+class ByText(Plain):
+    def forward(self, x):
+        setattr(PACK.part, "kept", self.layer(x))  # noqa: B010
+        return PACK.part.kept.relu()
+
+
+class InGlobals(Plain):
+    def forward(self, x):
+        globals()["LAST"] = self.layer(x)
+        return globals()["LAST"].relu()
+
+
+def rightly(output, target):
+    global LAST
+    LAST = output - target
+    return LAST.square().mean(dim=1)
+
+
+class Scratch(torch.optim.SGD):
+    kept = None
+
+    def step(self, closure=None):
+        Scratch.kept = [p.grad for group in self.param_groups for p in group["params"]]
+        return super().step(closure)
+
+
+def fading(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / next(NUMBERS))
+
+
 class Handing(nn.Module):
     """A loss that hands something to itself through a class."""
 
@@ -161,14 +211,21 @@ class Handing(nn.Module):
         return gap.square().mean()
 
 
-def job(model, loss=None):
+def job(model, loss=None, **more):
     draw = torch.Generator().manual_seed(0)
     data = torch.randn(24, 6, generator=draw), torch.randn(24, 3, generator=draw)
-    return kway.Job(model, loss or nn.MSELoss(), torch.optim.SGD, data, batch_size=8, seed=0)
+    more = {"optimizer": torch.optim.SGD, **more}
+    return kway.Job(model, loss or nn.MSELoss(), data=data, batch_size=8, seed=0, **more)
 
 
-def threads(model, loss=None):
-    return kway.train(job(model, loss), epochs=1, devices="cpu:2", strategy="threads", echo=False)
+def threads(model, loss=None, **more):
+    return kway.train(job(model, loss, **more), epochs=1, devices="cpu:2", strategy="threads", echo=False)
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pack", PACK)
+    monkeypatch.setitem(sys.modules, "pack.part", PACK.part)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +246,10 @@ def threads(model, loss=None):
         (Draws, "global variable 'MADE'"),
         (Decorated, "variable 'seen' that Decorated.forward closes over"),
         (Caches, "global variable 'cached'"),
+        (OfPackage, "variable 'kept' of pack.part"),
+        (Imports, "variable 'kept' of pack.part"),
+        (ByText, "variable 'kept' of pack.part"),
+        (InGlobals, "global variable 'LAST'"),
     ],
     ids=lambda given: getattr(given, "__name__", "")[:9],
 )
@@ -201,6 +262,30 @@ def test_what_a_step_changes_for_all_is_named(make, named):
 def test_so_is_what_a_loss_changes():
     with pytest.raises(kway.RefusedError, match="attribute 'kept' of class Handing"):
         threads(Plain(), Handing())
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"metrics": {"gap": rightly}}, "global variable 'LAST'"),
+        ({"optimizer": Scratch}, "attribute 'kept' of class Scratch"),
+        ({"schedule": fading}, "global variable 'NUMBERS'"),
+    ],
+    ids=["metric", "optimizer", "schedule"],
+)
+def test_and_what_metrics_optimizer_and_schedule_change(more, named):
+    with pytest.raises(kway.RefusedError, match="which all replicas of this process share") as refused:
+        threads(Plain(), **more)
+    assert named in str(refused.value)
+
+
+def test_and_a_hook_of_all_modules():
+    hook = torch.nn.modules.module.register_module_forward_hook(keep)
+    try:
+        with pytest.raises(kway.RefusedError, match="global variable 'FOUND'"):
+            threads(Plain())
+    finally:
+        hook.remove()
 
 
 class Grouped(Plain):

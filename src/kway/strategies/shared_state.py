@@ -33,8 +33,10 @@ class Reach:
     """
 
     def __init__(self, model: nn.Module, job: Job) -> None:
-        beside = {"inputs": job.inputs, "target": job.target, "penalty": job.penalty, "loss": job.loss}
-        self._things = reached({"the model": model, **beside})
+        names = ("inputs", "target", "penalty", "loss", "metrics", "optimizer", "schedule")
+        beside = {name: getattr(job, name) for name in names}
+        of_all = {f"the hooks of all modules ({kind})": hooks for kind, hooks in _hooks_of_all().items()}
+        self._things = reached({"the model": model, **beside, **of_all})
         # Whether a step draws from what a process has once is watched otherwise.
         drawn: list[Any] = [random.random, np.random.random]
         for one in (*(call.__self__ for call in drawn), torch.default_generator):
@@ -80,6 +82,15 @@ class Changes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             labels = (thing.label for thing, note in noted if note.differs(thing))
             shared = "which all replicas of this process share"
             self.found = next((f"a step changes {label}, {shared}" for label in labels), None)
+
+
+def _hooks_of_all() -> dict[str, Any]:
+    """Return what torch runs around each layer of the process (``register_module_forward_hook`` and its like)."""
+    held = vars(torch.nn.modules.module)
+    tables = {
+        name: table for name, table in held.items() if name.startswith("_global_") and name.endswith("_hooks")
+    }
+    return {name.removeprefix("_global_").removesuffix("_hooks"): table for name, table in tables.items()}
 
 
 def _is_still(value: Any) -> bool:
