@@ -4,6 +4,7 @@ import functools
 import itertools
 import queue
 import sys
+from array import array
 from collections import defaultdict, deque
 from dataclasses import replace
 from types import ModuleType
@@ -22,6 +23,7 @@ SETTINGS = {"scale": 2.0}
 SIZES: dict = {}
 TABLE = torch.zeros(3)
 ROWS = np.zeros(3)
+CELLS = array("d", [0.0])
 NUMBERS = itertools.count()
 TURNS = itertools.cycle([1.0, 2.0])
 BOX = queue.Queue()
@@ -199,6 +201,38 @@ def fading(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / next(NUMBERS))
 
 
+class ByData(Plain):
+    def forward(self, x):
+        TABLE.data += 1
+        return self.layer(x) + TABLE
+
+
+class ByArray(Plain):
+    def forward(self, x):
+        CELLS[0] += 1
+        return self.layer(x) * CELLS[0]
+
+
+def helper(value):
+    helper.kept = value
+    return helper.kept.relu()
+
+
+class InFunction(Plain):
+    def forward(self, x):
+        return helper(self.layer(x))
+
+
+class Meta(type):
+    kept: dict = {}
+
+
+class OfMeta(Plain, metaclass=Meta):
+    def forward(self, x):
+        type(type(self)).kept["x"] = self.layer(x)
+        return type(type(self)).kept["x"].relu()
+
+
 class Handing(nn.Module):
     """A loss that hands something to itself through a class."""
 
@@ -250,6 +284,10 @@ def installed(monkeypatch):
         (Imports, "variable 'kept' of pack.part"),
         (ByText, "variable 'kept' of pack.part"),
         (InGlobals, "global variable 'LAST'"),
+        (ByData, "global variable 'TABLE'"),
+        (ByArray, "global variable 'CELLS'"),
+        (InFunction, "attribute 'kept' of helper"),
+        (OfMeta, "attribute 'kept' of class Meta"),
     ],
     ids=lambda given: getattr(given, "__name__", "")[:9],
 )

@@ -137,7 +137,7 @@ class _Walk:
             # What Python keeps there itself goes by such names, methods among them.
             if name[:2] != "__" or isinstance(vars(value)[name], FunctionType):
                 yield Thing(f"attribute {name!r} of class {value.__qualname__}", value, name)
-        yield from (Thing(f"class {base.__qualname__}", base) for base in value.__bases__)
+        yield from (Thing(f"class {each.__qualname__}", each) for each in (*value.__bases__, type(value)))
 
     def _of_function(self, value: FunctionType) -> Iterator[Thing]:
         named = value.__qualname__
@@ -145,7 +145,8 @@ class _Walk:
             yield Thing(f"variable {name!r} that {named} closes over", cell)
         for each in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             yield Thing(f"a default argument of {named}", each)
-        yield from (Thing(f"attribute {name!r} of {named}", each) for name, each in vars(value).items())
+        held = vars(value)
+        yield from (Thing(f"attribute {name!r} of {named}", held, name) for name in [*held])
         for code in _codes(value.__code__):
             yield from self._of_code(code, value.__globals__)
 
