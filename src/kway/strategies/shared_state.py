@@ -169,4 +169,4 @@ def _sum_of(value: torch.Tensor) -> int:
     if not plain or value.layout is not torch.strided or value.device.type == "meta":
         return 0
     flat = value.detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
-    return zlib.crc32(flat.view(torch.uint8).cpu().numpy())
+    return zlib.crc32(flat.view(torch.uint8).cpu().numpy().data)
