@@ -352,6 +352,24 @@ def test_a_layer_of_another_replica_is_named():
         threads(Grouped())
 
 
+class Remembers(Plain):
+    """A cache of its class has each replica among its keys."""
+
+    @functools.cache  # noqa: B019
+    def scale(self, rows):
+        return 2.0
+
+    def forward(self, x):
+        return self.layer(x) * self.scale(6)
+
+
+def test_so_is_one_that_the_first_step_makes_known():
+    with pytest.raises(
+        kway.RefusedError, match="attribute 'scale' of class Remembers leads to a layer of another replica"
+    ):
+        threads(Remembers())
+
+
 class OnlyReads(Plain):
     """Fills a cache once, reads what is global, and keeps what it changes to itself."""
 
