@@ -36,3 +36,10 @@ def test_every_work_makes_a_job(script):
         job = script.job_of(work, on_gpus=False)
         assert job.batch_size == script.WORKS[work][1]
         assert len(job.data[0]) >= 60 * job.batch_size
+
+
+def test_auto_is_held_against_the_best_candidate_of_a_check(module_of):
+    script = module_of("prediction", "auto")
+    rows = [{"work": "lenet-32", "ratio": 1.09}, {"work": "lenet-2048", "ratio": 1.11}]
+    assert script.missed(rows) == ["lenet-2048"]
+    assert {script.named(*work) for work in script.WORKS} >= {"lenet-32", "lenet-256", "lenet-2048"}

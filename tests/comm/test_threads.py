@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from kway.comm.group import Group
 from kway.comm.threads import ThreadGroup
 from kway.errors import MispairedError, RefusedError
 from kway.launch import threads
@@ -260,3 +261,8 @@ def test_threads_are_gone_after_what_interrupts_them():
     with pytest.raises(KeyboardInterrupt):
         meet(4, task)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kway-rank")]
+
+
+def test_no_collective_is_left_to_process_groups():
+    public = {name for name, value in vars(Group).items() if callable(value) and name[0] != "_"}
+    assert public <= {*vars(ThreadGroup)}

@@ -1,5 +1,6 @@
 """Strategy threads on GPUs: the mathematics of one, and the bits of one, by threads of this process."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -46,6 +47,22 @@ def test_bits_are_those_of_one_gpu(two):
     for devices in sets():
         run = kway.train(job_of(), devices=devices, strategy="threads", **options)
         assert run.record.weights_sha256 == alone.record.weights_sha256, devices
+
+
+def test_large_gradients_are_summed_as_processes_do(two):
+    # Gradients of 1 MiB, and of 256 KiB: reduced where backward left them, several at once where ranks are processes.
+    def wide():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 16))
+
+    job = replace(job_of(precision="fp64"), model=wide)
+    losses = [
+        [
+            row["train_loss"]
+            for row in kway.train(job, devices=two, strategy=name, epochs=3, tune=False, echo=False).epochs
+        ]
+        for name in ("threads", "data")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
 
 def test_dropout_draws_from_each_gpu_so_that_steps_run_side_by_side(two):

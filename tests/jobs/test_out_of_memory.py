@@ -273,7 +273,10 @@ def test_a_share_that_must_not_be_cut_is_computed_again_in_backward(ranks, size,
     said = [text for text in heard if "from now on" in text]
     assert ["recompute=true (activation checkpointing of 2 blocks)" in text for text in said] == [True]
     assert set(said) <= set(run.record.notices)
-    assert "does so with its 2 blocks" in str(fails(ranks, size, job_of(model=Keeping), **more))
+    assert (
+        "of the model's 2 blocks by settings={'recompute': True} (--settings recompute=true); on_oom='adapt'"
+        in str(fails(ranks, size, job_of(model=Keeping), **more))
+    )
 
 
 def test_fewer_samples_come_before_recomputing_and_what_is_named_stays(ranks):

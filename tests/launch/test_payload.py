@@ -248,6 +248,27 @@ def test_the_last_reader_may_remove_the_file(tmp_path):
     assert got.sum() == LARGE
 
 
+class Masked(nn.Linear):
+    """Its hooks know the module that holds their parameter."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.factor, self.seen = 0.0, []
+        self.weight.register_hook(lambda gradient: gradient * self.factor)
+        self.weight.register_post_accumulate_grad_hook(self.seen.append)
+
+
+def test_hooks_of_parameters_travel_with_them(tmp_path):
+    model, other = Masked(), nn.Linear(2, 2)
+    got, plain = there_and_back((model, other), tmp_path)
+    got.factor = 3.0
+    got(torch.ones(1, 2)).sum().backward()
+    assert got.weight.grad.eq(3).all()
+    assert got.seen[0] is got.weight
+    assert model.seen == []
+    assert not plain.weight._backward_hooks
+
+
 @pytest.mark.gpu
 def test_a_tensor_on_a_gpu_arrives_on_the_cpu(tmp_path):
     base = torch.arange(LARGE, device="cuda")

@@ -154,6 +154,14 @@ def test_more_ranks_than_cores_are_priced_and_never_chosen():
     assert [row["devices"] for row in rows] == [1, 8, 8]
     assert rows[1]["reason"] == "never chosen: 8 ranks share fewer cores"
     assert rows[1]["samples_per_s"] > rows[0]["samples_per_s"]
+    # They fit, and are not chosen for another reason.
+    assert rows[0]["reason"] == "the only candidate that fits and has no more ranks than cores"
+
+
+def test_where_all_have_more_ranks_than_cores_the_fastest_says_so():
+    rows = found(4096, sets=[["cpu"] * 8], strategies=None).rows
+    assert len(rows) == 2
+    assert rows[0]["reason"].endswith(" of 2 candidates, all with more ranks than cores")
 
 
 def test_what_does_not_fit_comes_last_and_says_what_is_missing():

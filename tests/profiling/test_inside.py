@@ -184,6 +184,36 @@ def test_blocks_computed_again_keep_less():
     assert profiled(two_layers).memory["checkpointed_activation_bytes_per_sample"] is None
 
 
+class Caching(nn.Module):
+    """Attention over all keys of a list that it appends to, as models that also generate do."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+
+    def forward(self, x, keys):
+        keys.append(self.project(x))
+        return x + (torch.ones(5, 5) @ torch.cat(keys, 1)).tanh()
+
+
+class WithCache(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList([Caching(), Caching()]), nn.Linear(40, 4)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x, [])
+        return self.head(x.flatten(1))
+
+
+def test_a_model_whose_blocks_cannot_be_computed_again_is_profiled_all_the_same():
+    record = profiled(WithCache, (SEQUENCES, Y))
+    assert record.memory["checkpointed_activation_bytes_per_sample"] is None
+    assert sum("its blocks cannot be computed again in backward" in line for line in record.notices) == 1
+    assert record.timed("eager")
+
+
 def normalised():
     return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
 

@@ -303,8 +303,12 @@ def test_shares_that_do_not_fit_are_left_out_and_a_device_that_fits_none_is_an_e
     assert "shares of 16 samples were left out" in record.notices[0]
     assert record.flop_per_sample == 2 * 2 * 8 * 4
     monkeypatch.setattr(Greedy, "most", 0)
-    with pytest.raises(UsageError, match="no share that fits cpu"):
+    with pytest.raises(UsageError, match="no share that fits cpu") as error:
         profiled(job(partial(Greedy, 8, 4)))
+    # How much is missing, and what helps: not more ranks, which share the memory.
+    assert "4.0 GiB were asked for, " in str(error.value)
+    assert "--micro-batch" in str(error.value)
+    assert "more devices" not in str(error.value)
 
 
 class NotCopied(nn.Linear):

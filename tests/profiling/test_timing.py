@@ -118,9 +118,9 @@ def test_what_fails_at_a_smaller_share_is_left_out_and_at_the_jobs_own_is_raised
     assert left == ["shares of 32 samples were left out: ValueError: one value"]
     with pytest.raises(ValueError, match="mine"):
         time_in_turns(two(Clock(), fails={64: ValueError("mine")}), 0.1, parts=False, clock=Clock())
-    sittings = two(clock, fails={64: OutOfMemoryError("out of memory\nby part")})
+    sittings = two(clock, fails={64: OutOfMemoryError("out of memory", "9 GiB were asked for\nby part")})
     found, left = time_in_turns(sittings, 0.1, parts=False, clock=clock)
-    assert left == ["shares of 64 samples were left out: out of memory"]
+    assert left == ["shares of 64 samples were left out: out of memory: 9 GiB were asked for"]
     assert sittings[0].shares == (32,)
 
 

@@ -123,3 +123,15 @@ def test_dropout_is_off_inside_and_back_afterwards():
         assert names == ["0", "1", "2"]
     assert (model[0].p, model[1].dropout, model[2].p) == (0.3, 0.4, 0.1)
     assert not torch.equal(nn.functional.dropout(x, 0.5), x)
+
+
+def test_attention_drops_nothing_out_inside_whoever_gives_it_the_rate():
+    rows = torch.randn(2, 1, 4, 8, generator=torch.Generator().manual_seed(0))
+    attention = partial(nn.functional.scaled_dot_product_attention, rows, rows, rows)
+    right = attention(is_causal=True)
+    with without_dropout(nn.Identity()):
+        held = nn.functional.scaled_dot_product_attention
+        assert torch.equal(held(rows, rows, rows, dropout_p=0.5, is_causal=True), right)
+        assert torch.equal(held(rows, rows, rows, None, 0.5, True), right)
+    assert not torch.equal(attention(dropout_p=0.5, is_causal=True), right)
+    assert nn.functional.scaled_dot_product_attention is attention.func

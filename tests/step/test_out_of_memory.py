@@ -213,6 +213,22 @@ def test_advice_names_nothing_that_does_not_help():
     assert "leave no room" in lines(fixed=9, activations=8, room=9)
 
 
+def test_at_one_sample_at_once_neither_a_smaller_batch_nor_more_devices_help():
+    for told in ("a smaller global batch (batch_size, here 16)", "more devices"):
+        assert told in lines()
+        assert told not in lines(samples=1)
+    assert "a device with more memory" in lines(samples=1)
+
+
+def test_recomputing_is_named_to_a_model_that_has_blocks():
+    assert "2 blocks by settings={'recompute': True}" in lines(blocks=2)
+    assert "on-oom" not in lines(blocks=2)
+    assert lines(blocks=2, adapts=True, why="statistics").count("--on-oom adapt") == 1
+    for none in ({}, {"recomputes": True}):
+        assert "torch.utils.checkpoint" in lines(**none)
+        assert "recompute=true" not in lines(**none)
+
+
 @pytest.mark.parametrize("level", ["math", "bits"])
 def test_flat_gradients_and_averages_are_parts(ranks, level):
     """On two ranks a step holds the gradients that travel beside those of the model, or in place of them."""

@@ -3,7 +3,8 @@
 import copy
 import threading
 import warnings
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 import torch
@@ -106,3 +107,77 @@ def test_a_model_that_cannot_be_copied_nor_made_again_is_refused():
         kway.profile(job(Locked()), devices="cpu:1", seconds=0.1)
     with pytest.raises(UsageError, match=said):
         kway.prove(job(Locked()), devices="cpu:1", strategy="single", steps=2)
+
+
+class Keeping(nn.Module):
+    """Hands on what a hook in a list keeps, and finds its layers through a cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.kept = nn.Linear(8, 4), nn.Linear(4, 3), None
+        self.hooks = [lambda module, args, out: setattr(self, "kept", out)]
+        self.first.register_forward_hook(self.hooks[0])
+        self.layer = cache(self.named)
+
+    def named(self, name):
+        return getattr(self, name)
+
+    def forward(self, x):
+        self.layer("first")(x)
+        return self.layer("last")(self.kept.relu())
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_what_is_tried_on_a_copy_writes_nothing_to_the_users_own(made):
+    model = Keeping()
+    own = job(model if made else Keeping, name="net", precision="fp64")
+    assert kway.profile(own, devices="cpu:1", seconds=0.1).timings
+    assert "copied" not in kway.tune(own, devices="cpu:1", seconds=0.1, refresh=True).why
+    assert kway.prove(own, devices="cpu:1", strategy="single", steps=2).verdict == "pass"
+    assert model.kept is None
+    assert model.layer.cache_info().currsize == 0
+
+
+def test_functions_beside_a_model_know_its_copy():
+    model, seen = Keeping(), []
+
+    def loss(output, target):
+        seen.append(model.kept)
+        return nn.functional.cross_entropy(output, target)
+
+    own = replace(job(model, penalty=lambda _: seen), loss=loss)
+    new, beside = copied(model, own)
+    beside["loss"](new(X), Y)
+    assert beside["penalty"](new)[0] is new.kept
+    assert model.kept is None
+    assert seen == []
+
+
+def test_what_was_made_again_shares_with_a_loss_what_both_know():
+    kept = {}
+
+    def make():
+        model = Locked()
+        model.last.register_forward_hook(lambda module, args, out: kept.__setitem__("out", out))
+        return model
+
+    model = make()
+    own = job(make, penalty=lambda _: (kept, model.last))
+    new, beside = copied(model, own)
+    out = new(X)
+    assert beside["penalty"](new)[0]["out"] is out
+    assert beside["penalty"](new)[1] is new.last
+
+
+def test_hooks_of_parameters_act_in_what_is_tried():
+    def masked():
+        model = nn.Linear(8, 3)
+        model.weight.register_hook(lambda gradient: gradient * (torch.arange(8) > 3))
+        return model
+
+    for model in (masked, masked()):
+        alone = job(model, name="net")
+        assert kway.prove(alone, devices="cpu:1", strategy="single", steps=2).verdict == "pass"
+        # Of several devices it is refused, as a run is.
+        spread = kway.prove(alone, devices="cpu:2", strategy="threads", steps=2)
+        assert [row["equal"] for row in spread.candidates] == ["refused"]

@@ -1,4 +1,4 @@
-"""A user's file: transformers' GPT-2, small, with random weights; tied embedding, dropout, tokens that do not count."""
+"""A user's file: transformers' GPT-2, small, with random weights; tied embedding, dropout, a mask of padding."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ def data():
     # Padding, of another length in each row.
     for row in range(len(labels)):
         labels[row, 16 - row % 5 :] = -100
-    return {"input_ids": tokens, "labels": labels}
+    return {"input_ids": tokens, "attention_mask": (labels != -100).long(), "labels": labels}
 
 
 def loss(output, target):

@@ -114,13 +114,7 @@ class Group:
     def begin_sums(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
         """Start to sum each of some flat tensors on one device: see ``begin_sum``. On a GPU they are one collective."""
         if len(tensors) < 2 or self.size == 1 or _together is None or tensors[0].device.type == "cpu":
-            begun = [self.begin_sum(tensor) for tensor in tensors]
-
-            def wait() -> None:
-                for end in begun:
-                    end()
-
-            return wait
+            return self._one_by_one(tensors)
         self.trace.note("sum", tuple(tensor.numel() for tensor in tensors), tensors[0].dtype)
         with (
             self._inside("all-reduce", tensors[0]),
@@ -129,6 +123,15 @@ class Group:
             for tensor in tensors:
                 dist.all_reduce(tensor, group=self.handle)
         return _nothing
+
+    def _one_by_one(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+        begun = [self.begin_sum(tensor) for tensor in tensors]
+
+        def wait() -> None:
+            for end in begun:
+                end()
+
+        return wait
 
     def stack(self, tensor: torch.Tensor, of: str = "") -> torch.Tensor:
         """Gather ``tensor`` (any shape S) of all ranks, in rank order, as one tensor of shape (size, *S).

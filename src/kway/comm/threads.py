@@ -1,7 +1,7 @@
 """Collectives between ranks that are threads of one process: what they hand each other lies in memory that all see."""
 
 import pickle
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -128,6 +128,10 @@ class ThreadGroup(Group):
             finish()
 
         return wait
+
+    def begin_sums(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Start to sum each of some flat tensors: see ``begin_sum``."""
+        return self._one_by_one(tensors)
 
     def _begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         self.trace.note("sum", tensor.shape, tensor.dtype)

@@ -103,10 +103,10 @@ def prove(
     started = datetime.now(UTC).isoformat(timespec="seconds")
     whole, held_out = training_parts(job)
     parts = held(whole, job.seed, steps)
-    # The reference trains and casts the model: an instance stays as the user has it.
-    model = build(
-        replace(job, model=_copied(job.model, job)) if isinstance(job.model, torch.nn.Module) else job
-    )
+    is_made = not isinstance(job.model, torch.nn.Module)
+    # An instance stays as the user has it, with init or without.
+    job = job if is_made else _copied(job.model, job)
+    model = build(job)
     alone = Place(
         choose([sets[0][0]], "single", exactness, shards, step_kind, settings),
         rank_threads([sets[0][0]]),
@@ -119,8 +119,7 @@ def prove(
         whole,
         held_out,
     )
-    if isinstance(job.model, torch.nn.Module):
-        job = replace(job, model=_copied(model, job), init=None)
+    job = job if is_made else replace(job, init=None)
     # The fingerprints of a certificate must not depend on which devices were asked for.
     batches = draw(parts, steps, shards if exactness == "bits" else max(len(chosen) for chosen in sets))
     # Whether a batch is cut in time is judged row by row: a plain loop over whole batches cuts none.
@@ -137,10 +136,12 @@ def prove(
     with claimed(out, "proof.json") as folder, claimed(None, "before") as scratch:
         if on_start is not None:
             on_start(warned)
+        # The reference trains and casts the model, and its loss goes with it.
+        own = _copied(model, job)
         case = Case(
-            job,
+            replace(own, model=job.model),
             parts,
-            model,
+            own.model,
             batches,
             scratch,
             torch.device(sets[0][0]),
@@ -149,11 +150,7 @@ def prove(
             alone.plan.settings,
         )
 
-        def run(where: Place, spec: candidate.CandidateSpec) -> dict[str, Any]:
-            own = [] if where.starts_ranks else [_copied(case.model, job)]
-            result: dict[str, Any] = where.run(run_rank, spec, *own, echo=echo, ranks=ranks)[0]
-            return result
-
+        run = partial(_run, model, job, echo=echo, ranks=ranks)
         judge: Judge
         certificate = None
         if exactness == "bits":
@@ -200,17 +197,35 @@ def prove(
     return proof
 
 
-def _copied(model: torch.nn.Module, job: Job) -> torch.nn.Module:
-    """Return a copy of the model. Raises ``UsageError`` where there is none."""
+def _run(
+    model: torch.nn.Module, job: Job, where: Place, spec: candidate.CandidateSpec, *, echo: bool, ranks: Any
+) -> dict[str, Any]:
+    """Run a candidate there, in this process on copies of ``model`` and of what ``job`` calls."""
+    own = job if where.starts_ranks else _copied(model, job)
+    spec = replace(spec, job=replace(own, model=job.model))
+    models = [] if where.starts_ranks else [own.model]
+    result: dict[str, Any] = where.run(run_rank, spec, *models, echo=echo, ranks=ranks)[0]
+    return result
+
+
+def _copied(model: torch.nn.Module, job: Job) -> Job:
+    """Return the job of a copy of ``model``, which is its model, with copies of what is called beside it.
+
+    What is called stays the user's own where it cannot be copied. Raises ``UsageError`` where the model cannot be.
+    """
     alone = replace(job, loss=None, penalty=None, inputs=None, target=None, metrics={})
     try:
-        return copied(model, alone)[0]
+        try:
+            own, beside = copied(model, job)
+        except Exception:
+            own, beside = copied(model, alone)[0], {}
     except Exception as error:
         raise UsageError(
             f"a model that cannot be copied ({line_of(error)})",
             "a proof trains copies of it, so that yours stays as it is",
             "let the job make the model: pass its class, or a function",
         ) from error
+    return replace(job, model=own, **beside)
 
 
 def _strategies(names: str, exactness: str, shards: int) -> list[str]:

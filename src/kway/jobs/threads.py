@@ -14,14 +14,15 @@ from kway.comm.threads import ThreadGroup
 from kway.data.arrays import InMemory
 from kway.data.streams import is_stream
 from kway.errors import RefusedError, UsageError, line_of
-from kway.jobs.replica_contents import generator_like, walked
-from kway.jobs.replica_functions import of_process, with_own_functions
 from kway.launch import threads
 from kway.launch.shared_process import SharedProcess
 from kway.launch.status import Status
 from kway.step.copying import computed
 from kway.step.process_wide import drawing, held
+from kway.step.reach import walked
 from kway.step.seeds import preserved_everywhere
+from kway.training.own_contents import generator_like
+from kway.training.own_functions import of_process, with_own_functions
 from kway.units import shown
 from kway.world import World
 
@@ -105,7 +106,7 @@ def check(where: Any, needing: Mapping[str, str]) -> None:
 
 
 def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    memo = of_process()
+    memo, modules = of_process(), []
     for value in _reached(arguments):
         if id(value) in memo:
             continue
@@ -113,6 +114,7 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             memo[id(value)] = generator_like(value)
         elif isinstance(value, nn.Module):
             memo |= computed([value])
+            modules.append(value)
         else:
             memo[id(value)] = value
     try:
@@ -139,7 +141,7 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         if isinstance(value, nn.Module) and id(value) in made:
             for own, new in zip(value.parameters(), made[id(value)].parameters(), strict=True):
                 new.requires_grad_(own.requires_grad)
-    return with_own_functions(copies, made)
+    return with_own_functions(copies, made, modules)
 
 
 def _not_copied(arguments: tuple[Any, ...], memo: Mapping[int, Any]) -> str | None:

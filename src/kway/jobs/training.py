@@ -1,6 +1,5 @@
 """``kway.train``: from a job to a trained module and its record."""
 
-import copy
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -46,6 +45,7 @@ from kway.trackers.protocol import Tracker
 from kway.training.facts import check_length
 from kway.training.growing import growth_of
 from kway.training.loop import Loop
+from kway.training.on_a_copy import loss_beside
 from kway.training.parts import training_parts
 from kway.training.saving import FOLDER
 from kway.training.spec import TrainSpec, interval, saving_interval
@@ -308,7 +308,7 @@ def train(
                 results, where = run_again(where, once, restarts, shards, tell.note, tell.stop, adapting)
         else:
             # Ranks of their own have a copy of the loss as well: a callback that changes a module changes nothing.
-            own = replace(spec, job=replace(sent, loss=_own(job.loss)))
+            own = replace(spec, job=replace(sent, loss=loss_beside(model, job.loss)))
             # Signals arrive in no other thread than this.
             with asked_to_stop(tell.stop) if out is not None and where.in_threads else nullcontext():
                 results = where.run(
@@ -349,10 +349,6 @@ def run_rank(
         spec = in_the_way_chosen(context, spec, module).in_force()
         loop = Loop(context.world, spec, module, context.emit, context.stop, context.status)
         return loop.run(), None if model is None else loop.average, loop.engine.made
-
-
-def _own(loss: Any) -> Any:
-    return copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
 
 
 def _as_trained(model: nn.Module, folder: Path, made: dict[str, str]) -> nn.Module:

@@ -23,6 +23,7 @@ from kway.launch.temporary import needs_room
 
 _LARGE = 64 * 1024
 _ALIGN = 64
+_PROTOCOL = 5
 
 
 class _Storage:
@@ -82,7 +83,7 @@ def _restore_parametrized(cls: type, names: list[str]) -> Any:
 
 class _Pickler(by_value.Pickler):
     def __init__(self, out: BytesIO, buffers: Any) -> None:
-        super().__init__(out, protocol=5, buffer_callback=buffers)
+        super().__init__(out, protocol=_PROTOCOL, buffer_callback=buffers)
         self._torch: ModuleType | None = sys.modules.get("torch")
         self._storages: dict[tuple[Any, ...], _Storage] = {}
 
@@ -95,6 +96,10 @@ class _Pickler(by_value.Pickler):
                 return _restore_untyped, (self._shared(obj),)
             if isinstance(obj, torch.nn.Module) and _is_parametrized(obj):
                 return self._parametrized(obj)
+            if isinstance(obj, torch.nn.Parameter) and any(hooks := _hooks_of(obj)):
+                # As a state: they may know the model that holds the parameter, which is made before them.
+                make, arguments, *_ = obj.__reduce_ex__(_PROTOCOL)
+                return make, arguments, hooks, None, None, _hang
         return super().reducer_override(obj)
 
     def _shared(self, storage: Any) -> _Storage:
@@ -109,6 +114,23 @@ class _Pickler(by_value.Pickler):
         original = parametrize.type_before_parametrizations(module)
         names = list(module.parametrizations)
         return _restore_parametrized, (original, names), module.__dict__
+
+
+def _hooks_of(parameter: Any) -> list[list[Any]]:
+    """Return the hooks on a parameter's gradient, which torch leaves behind: before it is added up, and after.
+
+    One that is not trained has none to act on.
+    """
+    tables = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return [[*(table or {}).values()] for table in tables] if parameter.requires_grad else []
+
+
+def _hang(parameter: Any, hooks: list[list[Any]]) -> None:
+    before, after = hooks
+    for hook in before:
+        parameter.register_hook(hook)
+    for hook in after:
+        parameter.register_post_accumulate_grad_hook(hook)
 
 
 def _is_parametrized(module: Any) -> bool:
@@ -173,7 +195,7 @@ def dump(obj: Any, folder: Path | None = None) -> bytes:
         file.discard()
         raise
     file.close()
-    return pickle.dumps((file.path, file.spans, out.getvalue()), protocol=5)
+    return pickle.dumps((file.path, file.spans, out.getvalue()), protocol=_PROTOCOL)
 
 
 def check(obj: Any) -> None:

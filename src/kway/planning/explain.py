@@ -56,6 +56,11 @@ def _why_first(row: Row, one: Row | None, rows: Sequence[Row], chosen: int, clos
         return f"{word}: {titled(several)} takes {several_ratio(row, several):.2f} times as long a sample"
     if others:
         return f"{word} of {counted(len(others) + 1, 'candidate')}"
+    crowded = sum(other["fits"] and not other["eligible"] for other in rows if other is not row)
+    if crowded and row["eligible"]:
+        return "the only candidate that fits and has no more ranks than cores"
+    if crowded:
+        return f"{word} of {counted(crowded + 1, 'candidate')}, all with more ranks than cores"
     return "the only candidate that fits" if len(rows) > 1 else "the only candidate"
 
 

@@ -138,10 +138,13 @@ class Profiler:
             self._say(f"eager steps, as one device of {names} takes them")
             self._sit(group, seen)
         if seen.inside is None:
+            # More CPU ranks share one memory.
+            more = "" if self._device.type == "cpu" else ", or name more devices: their shares are smaller"
             raise UsageError(
                 f"no share that fits {self._wanted.device}: {self.found.notices[-1]}",
                 "a step is timed on one device",
-                "use a smaller batch, or name more devices: their shares are smaller",
+                "use a smaller batch (--batch-size), or the same one in parts (--micro-batch; of a model with batch "
+                f"normalisation not at level math){more}",
             )
         self._remember(seen.inside, seen.peaks, seen.calls, seen.kept)
         return seen.table
@@ -305,15 +308,23 @@ class Profiler:
         ]
 
     def _checkpointed(self, shares: Iterable[int]) -> float | None:
-        """Return the bytes of a sample that stay for backward where the blocks are computed again."""
+        """Return the bytes of a sample that stay for backward where the blocks are computed again.
+
+        ``None`` where the model has no blocks, or cannot compute them again: one that appends to a cache of keys and
+        values, say. Nobody has asked it to.
+        """
         if not blocks_of(self._model) or self._plan.settings.get("recompute"):
             return None
         seat = self._seats[0]
         # The smallest that can be computed: what is counted is a line.
         sizes = sorted(shares)[:2]
-        with self._opened() as (opened, _):
-            sitting = self._open(seat, DEFAULT_KIND, opened, recompute=True)
-            found = [counts_of(sitting, samples) for samples in sizes]
+        try:
+            with self._opened() as (opened, _):
+                sitting = self._open(seat, DEFAULT_KIND, opened, recompute=True)
+                found = [counts_of(sitting, samples) for samples in sizes]
+        except Exception as error:
+            self.found.notices.append(f"its blocks cannot be computed again in backward: {line_of(error)}")
+            return None
         counts = dict(zip(sizes, (counts for counts, _ in found), strict=True))
         return kept_line(counts, max(bytes_ for _, bytes_ in found))[1]
 

@@ -79,8 +79,10 @@ def time_in_turns(
 
 
 def _why(error: Exception) -> str:
-    # The rest of it says what lay there by part.
-    return error.got.splitlines()[0] if isinstance(error, OutOfMemoryError) else line_of(error)
+    if not isinstance(error, OutOfMemoryError):
+        return line_of(error)
+    # How much was asked for, and is free; the rest of it says what lay there by part.
+    return ": ".join(text.splitlines()[0] for text in (error.got, error.need) if text)
 
 
 def timings(step_kind: str, found: Sequence[tuple[Spot, Reading]]) -> list[dict[str, Any]]:

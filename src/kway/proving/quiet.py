@@ -14,6 +14,9 @@ _FUNCTIONS = (
 )  # fmt: skip
 
 
+_ATTENTION = nn.functional.scaled_dot_product_attention
+
+
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[list[str]]:
     """While open, nothing in ``model`` drops out. Yields the names of the layers that would have."""
@@ -27,11 +30,11 @@ def without_dropout(model: nn.Module) -> Iterator[list[str]]:
                 names.append(name or type(module).__name__)
                 setattr(module, attribute, 0.0)
     with ExitStack() as stack:
-        for function in _FUNCTIONS:
-            if getattr(nn.functional, function) is _same:
+        for function, quiet in {**dict.fromkeys(_FUNCTIONS, _same), _ATTENTION.__name__: _attention}.items():
+            if getattr(nn.functional, function) is quiet:
                 # Another thread of this process has done so, and undoes it after the last step of all.
                 continue
-            stack.enter_context(patch.object(nn.functional, function, _same))
+            stack.enter_context(patch.object(nn.functional, function, quiet))
         try:
             yield names
         finally:
@@ -41,3 +44,15 @@ def without_dropout(model: nn.Module) -> Iterator[list[str]]:
 
 def _same(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return input
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    return _ATTENTION(query, key, value, attn_mask, 0.0, *args, **kwargs)

@@ -16,10 +16,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from kway.job import Job
+from kway.step.copying import computed
 from kway.step.inputs import move, splitter
 from kway.step.modes import begin_training
 from kway.step.penalty import one_number
 from kway.step.precision import cast
+from kway.step.reach import knows
 
 # Nudged parameters are off by this many roundings. A difference may be as large as 16 times the noise, and so 4 times
 # what they make: which activations change sides is chance, and a jump of one step says little of the next one's size.
@@ -77,7 +79,7 @@ class Reference:
         self.optimizer = job.optimizer(self.model.named_parameters())
         self.schedule = job.schedule(self.optimizer) if job.schedule is not None else None
         self.split = splitter(job.inputs, job.target, job.loss is not None)
-        self.loss = _on(job.loss, device, self.floating)
+        self.loss = _on(job.loss, self.model, device, self.floating)
         # The largest magnitude that the model returned last.
         self._returned = 0.0
 
@@ -307,10 +309,11 @@ def _scalar(value: Any) -> Any:
     return value if value.dim() == 0 else value.mean()
 
 
-def _on(loss: Any, device: torch.device, floating: torch.dtype | None) -> Any:
-    """Put what a loss holds on the device."""
+def _on(loss: Any, model: nn.Module, device: torch.device, floating: torch.dtype | None) -> Any:
+    """Put what a loss holds on the device: a copy, but where hooks of the model write into the loss."""
     if isinstance(loss, nn.Module):
-        return copy.deepcopy(loss).to(device=device, dtype=floating)
+        own = loss if knows(model, loss) else copy.deepcopy(loss, computed([loss]))
+        return own.to(device=device, dtype=floating)
     if isinstance(loss, partial):
         placed: Mapping[str, Any] = move(dict(loss.keywords), device, floating)
         return partial(loss.func, *loss.args, **placed)

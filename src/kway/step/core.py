@@ -60,7 +60,7 @@ class StepCore(ABC):
         self.job, self.model, self.optimizer, self.device = job, model, optimizer, device
         self.presence, self.whole_batch = presence, WholeBatch(group, presence, shards)
         self.precision = precision_of(job.precision)
-        self.rule = rule_for(job.loss, device, self.precision.floating)
+        self.rule = rule_for(job.loss, device, self.precision.floating, model)
         self.split = splitter(job.inputs, job.target, job.loss is not None)
         self._call = caller(job.inputs, job.target, job.loss is not None)
         self.scaler = self.precision.scaler(device)

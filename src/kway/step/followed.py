@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from kway.errors import UsageError
+from kway.step.copying import computed
 
 _VALUES = (bool, int, float, complex, str, type(None))
 _TABLES = ("", "_parameters", "_buffers")
@@ -22,6 +23,8 @@ class Followed:
 
     ``prepare`` changes the copy. ``fixed``: attributes that must stay as they were. The user's own stays where it is,
     and as it is. What the copy has changed by itself stays, too: only what is another in the user's own is taken over.
+    Not ``apart``: no copy, but ``source`` itself, as where hooks of the model write into it. It is moved, then, and
+    nothing needs to be taken over.
     Raises ``UsageError`` for trained parameters that ``source`` holds where torch does not look for them.
 
     Not seen is what is written through ``.data``, or changed inside of an object that is neither module, tensor nor
@@ -35,11 +38,16 @@ class Followed:
         floating: torch.dtype | None,
         prepare: Callable[[nn.Module], None] = lambda module: None,
         fixed: tuple[str, ...] = (),
+        apart: bool = True,
     ) -> None:
         self._source, self._device, self._floating, self._prepare = source, device, floating, prepare
         self._fixed = [(0, "", name) for name in fixed]
-        self._seen, self._parts, self._glance = _looks(source), _parts(source), _Glance(source)
-        self.module = _copied(source, source).to(device=device, dtype=floating)
+        self._seen: dict[Key, _Look] = {}
+        self._glance: _Glance | None = None
+        self._parts = _parts(source)
+        if apart:
+            self._seen, self._glance = _looks(source), _Glance(source)
+        self.module = (_copied(source, source) if apart else source).to(device=device, dtype=floating)
         prepare(self.module)
         self._kept = _buffers(self.module)
         self._laid_out: set[tuple[int, str]] = set()
@@ -51,7 +59,7 @@ class Followed:
 
         Raises ``UsageError`` for modules that were added, removed or replaced inside, and for what is ``fixed``.
         """
-        if self._glance.holds():
+        if self._glance is None or self._glance.holds():
             return False
         parts = _parts(self._source)
         if parts != self._parts:
@@ -145,7 +153,7 @@ def _copied(value: Any, loss: nn.Module) -> Any:
         return type(value)(_copied(item, loss) for item in value)
     if type(value) is dict:
         return {key: _copied(item, loss) for key, item in value.items()}
-    memo: dict[int, Any] = {}
+    memo = computed([value]) if isinstance(value, nn.Module) else {}
     made = copy.deepcopy(value, memo)
     if any(isinstance(each, nn.Parameter) and each.requires_grad for each in memo.values()):
         raise UsageError(

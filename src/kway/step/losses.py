@@ -18,6 +18,7 @@ from kway.errors import RefusedError, UsageError
 from kway.step.endings import Ending, as_they_are
 from kway.step.followed import Followed
 from kway.step.precision import wide
+from kway.step.reach import knows
 from kway.step.shapes import check_same_shape
 from kway.step.tally import doubt_single
 
@@ -121,8 +122,12 @@ class LossRule:
             self.doubts.append(line)
 
 
-def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = None) -> LossRule:
+def rule_for(
+    loss: Any, device: torch.device, floating: torch.dtype | None = None, model: nn.Module | None = None
+) -> LossRule:
     """Make the rule for a job's loss. ``floating``: dtype for the loss's own tensors (class weights).
+
+    A loss module is copied, but for one that ``model`` knows: what its hooks write there is read in no copy.
 
     Raises ``UsageError`` as ``check_loss`` does. The rule raises it, too, for an output and a target of other
     shapes where they must be equal, and for what a loss of the user's own returns that is no loss or cannot add up; and
@@ -135,7 +140,10 @@ def rule_for(loss: Any, device: torch.device, floating: torch.dtype | None = Non
     builtin = _as_builtin(loss)
     if builtin is None:
         fixed = ("reduction",) if _is_torch_s(loss) else ()
-        own = Followed(loss, device, floating, fixed=fixed) if isinstance(loss, nn.Module) else None
+        own = None
+        if isinstance(loss, nn.Module):
+            apart = model is None or not knows(model, loss)
+            own = Followed(loss, device, floating, fixed=fixed, apart=apart)
         changed = (lambda: False) if own is None else own.changed
         moved = (lambda: None) if own is None else own.moved
         made = (lambda: None) if own is None else lambda: own.made

@@ -111,7 +111,9 @@ def _fewer_at_once(now: Situation) -> list[str]:
 
 def _other_ways(now: Situation) -> list[str]:
     ways = []
-    if now.total > 1 and not now.shared:
+    # A share of one sample is as small as it can be, and what one at a time takes is not of the rest of the batch.
+    smaller = now.samples > 1
+    if smaller and not now.shared:
         ways.append("more devices, each with a smaller share of the same global batch")
     ways.append(_checkpointing(now))
     if now.precision in _HALF:
@@ -119,19 +121,22 @@ def _other_ways(now: Situation) -> list[str]:
             "precision='bf16' (--precision bf16): most activations take "
             + ("a quarter" if now.precision == "fp64" else "half")
         )
-    if now.total > 1:
-        ways.append(f"a smaller global batch (batch_size, here {now.total:,}), which gives another result")
+    ways.append(
+        f"a smaller global batch (batch_size, here {now.total:,}), which gives another result"
+        if smaller
+        else "a smaller model, smaller samples, or a device with more memory"
+    )
     return ways
 
 
 def _checkpointing(now: Situation) -> str:
     if now.recomputes:
         return "activation checkpointing within the blocks, which keep their inputs alone (torch.utils.checkpoint)"
-    text = (
-        "activation checkpointing: activations are computed again in backward instead of being kept; of a model made "
-        "of blocks by settings={'recompute': True} (--settings recompute=true), else in the model "
-        "(torch.utils.checkpoint)"
-    )
+    text = "activation checkpointing: activations are computed again in backward instead of being kept; "
+    if not now.blocks:
+        return f"{text}in the model (torch.utils.checkpoint)"
+    blocks = counted(now.blocks, "block")
+    text += f"of the model's {blocks} by settings={{'recompute': True}} (--settings recompute=true)"
     if now.adapts and now.blocks and (now.level == "bits" or now.why_whole() is not None):
-        text += f"; on_oom='adapt' (--on-oom adapt) does so with its {counted(now.blocks, 'block')}"
+        text += "; on_oom='adapt' (--on-oom adapt) does so"
     return text

@@ -1,6 +1,8 @@
 """The state of a step between two steps of a run: all that the next one depends on beside the weights, by part."""
 
 from collections.abc import Mapping
+from functools import lru_cache, partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from kway.step.made import add_buffer, add_made
 
 # Parts that only some jobs have. Buffers can appear while a model is used.
 OPTIONAL = ("modules", "schedule", "scaler", "ema")
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, partial, type(lru_cache(len)))
 
 
 def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,12 +35,39 @@ def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
     if made := step.made(saved):
         parts["made"] = made
     if step.schedule is not None:
-        parts["schedule"] = step.schedule.state_dict()
+        parts["schedule"] = without_code(step.schedule.state_dict())
     if step.scaler is not None:
         parts["scaler"] = step.scaler.state_dict()
     if step.average is not None:
         parts["ema"] = step.average.state()
     return parts
+
+
+def without_code(state: Any) -> Any:
+    """Return the state of a schedule without functions and classes that objects it calls (``lr_lambdas``) keep.
+
+    Torch takes all their attributes, as of ``functools.lru_cache`` the function inside. The job brings its own.
+    """
+    if not isinstance(state, dict):
+        return state
+    found = dict(state)
+    if isinstance(given := found.get("lr_lambdas"), list):
+        found["lr_lambdas"] = [
+            {
+                name: value
+                for name, value in own.items()
+                if name != "__wrapped__" and not isinstance(value, _CODE)
+            }
+            if isinstance(own, dict)
+            else own
+            for own in given
+        ]
+    if isinstance(inner := found.get("_schedulers"), list):
+        found["_schedulers"] = [*map(without_code, inner)]
+    if "own" in found:
+        # Of one whose rates are scaled.
+        found["own"] = without_code(found["own"])
+    return found
 
 
 def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:

@@ -17,10 +17,13 @@ from kway.records import Plan
 from kway.step.build import build
 from kway.step.copying import computed
 from kway.step.made import add_made, made_since, names_of
+from kway.step.reach import knows, reached
 from kway.step.seeds import preserved
 from kway.step.settings import Settings
 from kway.step.telling import EACH_STEP, Telling
 from kway.strategies.engine import Engine
+from kway.training.own_contents import entries
+from kway.training.own_functions import of_process, with_own_functions
 from kway.training.parts import training_parts
 from kway.world import World
 
@@ -68,25 +71,37 @@ def open_on_copy(
 def copied(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
     """Return copies of the model, and of what of the user's is called beside it: it may count, or keep what it saw.
 
-    Together: what one knows of another it knows of its copy. Functions stay what they are. A model that cannot be
-    copied is made again, where the job makes it. Raises what keeps ``copy.deepcopy`` from it.
+    Together: what one knows of another it knows of its copy, also where it is a function that knows it. A model that
+    cannot be copied is made again, where the job makes it; what its functions know then stays as it is. Raises what
+    keeps ``copy.deepcopy`` from it.
     """
     names = ("loss", "penalty", "inputs", "target")
     beside = {**{name: getattr(job, name) for name in names}, "metrics": dict(job.metrics)}
-    held = [model, *(each for each in (job.loss, job.penalty) if isinstance(each, nn.Module))]
-    memo = computed(held)
+    memo = entries((model, beside), of_process()) | of_process()
     with torch.no_grad():
         # With gradients, scripted layers would copy their parameters as results of something.
         try:
-            made: tuple[nn.Module, dict[str, Any]] = copy.deepcopy((model, beside), dict(memo))
+            own = dict(memo)
+            made = with_own_functions(copy.deepcopy((model, beside), own), own, [model])
         except Exception:
             if isinstance(job.model, nn.Module):
                 raise
             again = _made_again(model, job)
-            made = again, copy.deepcopy(beside, memo | _counterparts(model, again))
-    for own, new in zip(model.parameters(), made[0].parameters(), strict=True):
-        new.requires_grad_(own.requires_grad)
-    return made
+            own = memo | {id(each): each for each in reached([again])} | _counterparts(model, again)
+            made = again, *with_own_functions((copy.deepcopy(beside, own),), own)
+    for before, new in zip(model.parameters(), made[0].parameters(), strict=True):
+        new.requires_grad_(before.requires_grad)
+    return made[0], made[1]
+
+
+def loss_beside(model: nn.Module, loss: Any) -> Any:
+    """Return what a run that trains the user's own ``model`` calls as its loss: of a module a copy.
+
+    One that hooks of the model write into is returned as it is: they know no other.
+    """
+    if not isinstance(loss, nn.Module) or knows(model, loss):
+        return loss
+    return copy.deepcopy(loss, computed([loss]))
 
 
 def _made_again(model: nn.Module, job: Job) -> nn.Module:

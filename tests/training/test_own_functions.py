@@ -1,9 +1,9 @@
-"""Functions of replicas: each closes over copies of its own, and what cannot be copied, or is global, stays shared."""
+"""Functions of copies: each closes over copies of its own, and what cannot be copied, or is global, stays shared."""
 
 import random
 import threading
-from collections import deque
-from functools import partial
+from collections import OrderedDict, defaultdict, deque
+from functools import cache, lru_cache, partial
 from weakref import ref
 
 import numpy as np
@@ -171,3 +171,96 @@ def test_what_all_code_shares_stays_itself():
     first = copied.draw()
     random.seed(3)
     assert random.uniform(0, 1) == first
+
+
+class Slotted:
+    __slots__ = ("empty", "get")
+
+    def __init__(self, get):
+        self.get = get
+
+
+class Again(partial):
+    """Of a class of its own, with a table of attributes."""
+
+
+class Remembering(nn.Module):
+    """Keeps functions that know it in many kinds of places."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(2, 2)
+        self.method = cache(self.named)
+        self.closure = lru_cache(maxsize=3, typed=True)(lambda: self.last)
+        self.inside = {"cached": [cache(self.named)]}
+        self.missing = defaultdict(lambda: self.last)
+        self.slotted = Slotted(lambda: self.last)
+        self.fixed = frozenset([lambda: self.last])
+        self.again = Again(lambda held: held.last, self)
+        self.labels = OrderedDict({lambda: self.last: "last", "other": 0})
+
+        @cache
+        def down(count):
+            return self.last if count == 0 else down(count - 1)
+
+        self.down = down
+
+    def named(self, name):
+        return getattr(self, name)
+
+    def found(self):
+        yield from (
+            self.method("last"),
+            self.closure(),
+            self.inside["cached"][0]("last"),
+            self.missing["any"],
+        )
+        yield from (self.slotted.get(), self.again(), self.down(2), *(each() for each in self.fixed))
+        yield next(iter(self.labels))()
+
+
+def test_functions_are_the_copys_own_wherever_they_are_kept():
+    own = Remembering()
+    # What a cache has kept by then is of the user's.
+    assert all(found is own.last for found in own.found())
+    del own.missing["any"]
+    (copied,) = _copied((own,))
+    assert all(found is copied.last for found in copied.found())
+    assert all(found is own.last for found in own.found())
+    assert copied.closure.cache_parameters() == {"maxsize": 3, "typed": True}
+    assert [*copied.labels.values()] == ["last", 0]
+    assert not hasattr(copied.slotted, "empty")
+
+
+@lru_cache
+def doubled(number):
+    return 2 * number
+
+
+def test_a_cache_that_a_global_name_leads_to_or_that_knows_nothing_stays():
+    layer = nn.Linear(1, 1)
+    layer.both = doubled, lru_cache(len)
+    (copied,) = _copied((layer,))
+    assert all(map(lambda own, other: own is other, layer.both, copied.both))
+
+
+def test_what_could_not_be_copied_leaves_nothing_behind():
+    layer, lock = nn.Linear(1, 1), threading.Lock()
+    first, store = {"before": [], "lock": lock}, []
+    layer.all = [lambda: first, lambda: first["before"], lambda: store, lambda: first]
+    (copied,) = _copied((layer,))
+    one, _, two, again = (each() for each in copied.all)
+    assert one is again is first
+    assert two is not store
+
+
+def test_hooks_of_parameters_are_those_of_the_copy():
+    layer, seen = nn.Linear(2, 1), []
+    layer.seen = lambda: seen
+    layer.weight.register_hook(lambda gradient: seen.append("first") or gradient * 3)
+    layer.bias.register_post_accumulate_grad_hook(lambda parameter: seen.append("then"))
+    (copied,) = _copied((layer,))
+    copied(torch.ones(1, 2)).sum().backward()
+    assert copied.weight.grad.tolist() == [[3, 3]]
+    assert sorted(copied.seen()) == ["first", "then"]
+    assert seen == []

@@ -1,7 +1,6 @@
-"""What functions of a replica hold: what of it is copied in a way of its own, and what all replicas share."""
+"""What functions of a copy hold: what of it is copied in a way of its own, and what stays shared."""
 
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -11,9 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from kway.step.copying import computed
-
-ATOMS = (str, bytes, int, float, bool, complex, type(None), type, torch.device, torch.dtype)
-CONTAINERS = (dict, list, set, deque)
+from kway.step.reach import walked
 
 
 def entries(content: Any, known: Mapping[int, Any]) -> dict[int, Any]:
@@ -56,34 +53,3 @@ def generator_like(own: torch.Generator) -> torch.Generator:
     made = torch.Generator(own.device)
     made.set_state(own.get_state())
     return made
-
-
-def walked(roots: Iterable[Any], leaves: Callable[[Any], bool], known: Container[int] = ()) -> Iterator[Any]:
-    """Yield what lies in ``roots``, and these.
-
-    ``leaves`` says what is not looked into; ``known``: ids that are left out.
-    """
-    waiting, seen = [*roots], set[int]()
-    while waiting:
-        value = waiting.pop()
-        kind = type(value)
-        if id(value) in known or id(value) in seen or issubclass(kind, ATOMS):
-            continue
-        seen.add(id(value))
-        yield value
-        if leaves(value):
-            continue
-        if issubclass(kind, dict):
-            waiting += value.values()
-        elif issubclass(kind, (tuple, *CONTAINERS)):
-            waiting += value
-        waiting += table_of(value).values()
-
-
-def table_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of ``value``, to be read or written: none where it has no table of them."""
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return held if isinstance(held, dict) else {}

@@ -1,0 +1,95 @@
+"""Is ``--strategy auto`` as fast as the best candidate of a check?
+
+For each work: every candidate is run (``kway.plan(check=True)``), then the work is trained with ``strategy="auto"``
+three times, as a user would, who names nothing else. Exit code 1 where the median of these is over 1.1 times the best.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from run import job_of
+
+import kway
+from kway.jobs.checking import ROUNDS, steps_of
+
+# (work, batch in place of its own)
+WORKS: tuple[tuple[str, int | None], ...] = (
+    ("lenet", 32), ("lenet", 256), ("lenet", 2048), ("resnet18", None), ("mlp", None), ("gpt-1m", None),
+)  # fmt: skip
+BAR = 1.1
+
+
+def main() -> int:
+    """Check each work, train it with auto, print and write how they compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", action="store_true", help="on all GPUs; without it CPU ranks")
+    parser.add_argument("--works", default="", help="some of the works, such as lenet-32,mlp")
+    parser.add_argument("--out", type=Path, required=True, help="the result, as JSON")
+    options = parser.parse_args()
+    wanted = options.works.split(",") if options.works else [named(*work) for work in WORKS]
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        for work, batch in WORKS:
+            if named(work, batch) in wanted:
+                rows.append({"work": named(work, batch), **compared(work, batch, options.gpus)})
+                print(text_of(rows[-1]), flush=True)
+    result = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "missed": missed(rows), "rows": rows}
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+    return int(bool(result["missed"]))
+
+
+def named(work: str, batch: int | None) -> str:
+    """Return what a work is called here."""
+    return work if batch is None else f"{work}-{batch}"
+
+
+def compared(work: str, batch: int | None, on_gpus: bool) -> dict[str, Any]:
+    """Return what the best candidate of a check took a step, and what runs with ``auto`` did."""
+    job = job_of(work, on_gpus)
+    job = job if batch is None else replace(job, batch_size=batch)
+    planned = kway.plan(job, check=True)
+    best = min(
+        (row for row in planned.candidates if row["measured_step_s"]), key=lambda row: row["measured_step_s"]
+    )
+    steps = steps_of(best["measured_step_s"], on_gpus)
+    runs = [
+        kway.train(job, strategy="auto", epochs=steps, steps=steps, echo=False).record for _ in range(ROUNDS)
+    ]
+    took = statistics.median(run.measured_step_s for run in runs if run.measured_step_s)
+    return {
+        "best": {key: best[key] for key in ("strategy", "devices", "step_kind", "measured_step_s")},
+        "auto": [
+            {key: getattr(run, key) for key in ("strategy", "devices", "step_kind", "measured_step_s")}
+            for run in runs
+        ],
+        "ratio": took / best["measured_step_s"],
+    }
+
+
+def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the works whose runs with ``auto`` took too long."""
+    return [row["work"] for row in rows if row["ratio"] > BAR]
+
+
+def text_of(row: dict[str, Any]) -> str:
+    """Write one work in a line."""
+    chosen = ", ".join(dict.fromkeys(f"{run['strategy']} {run['step_kind']}" for run in row["auto"]))
+    best = row["best"]
+    return (
+        f"{row['work']}: auto ({chosen}) took {row['ratio']:.2f} times as long as the best candidate "
+        f"({best['strategy']} {best['step_kind']}, {1e3 * best['measured_step_s']:.3g} ms)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""What lies in values: what they hold, and where asked for, what their functions know."""
+
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator
+from functools import partial
+from types import BuiltinFunctionType, CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+from weakref import ReferenceType
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from kway.step.holders import is_the_users
+
+ATOMS = (str, bytes, int, float, bool, complex, type(None), type, torch.device, torch.dtype)
+CONTAINERS = (dict, list, set, deque)
+_CODE = (FunctionType, MethodType, BuiltinFunctionType, ReferenceType, partial)
+# What a hook has no reason to keep a loss in, and may be large.
+_LEAVES = (torch.Tensor, np.ndarray, ModuleType, Dataset, DataLoader)
+
+
+def walked(
+    roots: Iterable[Any],
+    leaves: Callable[[Any], bool],
+    known: Container[int] = (),
+    functions: bool = False,
+) -> Iterator[Any]:
+    """Yield what lies in ``roots``, and these.
+
+    ``leaves`` says what is not looked into; ``known``: ids that are left out; ``functions``: whether functions are
+    looked into, and what of theirs stands for others (methods, partial functions, weak references).
+    """
+    waiting, seen, slots = [*roots], set[int](), dict[type, list[MemberDescriptorType]]()
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if id(value) in known or id(value) in seen or issubclass(kind, ATOMS):
+            continue
+        seen.add(id(value))
+        yield value
+        if leaves(value):
+            continue
+        if issubclass(kind, dict):
+            waiting += value.values()
+        elif issubclass(kind, (tuple, frozenset, *CONTAINERS)):
+            waiting += value
+        waiting += table_of(value).values()
+        if not issubclass(kind, _CODE):
+            if kind not in slots:
+                slots[kind] = slots_of(kind)
+            waiting += (slot.__get__(value) for slot in slots[kind] if is_set(slot, value))
+        elif functions:
+            waiting += _known(value)
+
+
+def reached(roots: Iterable[Any]) -> Iterator[Any]:
+    """Yield what code in ``roots`` can get at by what it holds or closes over, and by global variables of the user's.
+
+    Nothing is looked for in tensors, arrays and data sets, nor in what kway itself has hung on a model.
+    """
+    return walked(roots, _ends, functions=True)
+
+
+def knows(model: nn.Module, loss: nn.Module) -> bool:
+    """Whether ``model`` leads to ``loss``, a module inside of it or a container there, which its hooks may fill.
+
+    What is a part of the model as well does not count.
+    """
+    own = {id(module) for module in model.modules()}
+    inside = [module for module in loss.modules() if id(module) not in own]
+    held = (value for module in inside for value in vars(module).values())
+    sought = {id(module) for module in inside} | {id(value) for value in held if type(value) in CONTAINERS}
+    return any(id(value) in sought for value in reached([model]))
+
+
+def table_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of ``value``, to be read or written: none where it has no table of them."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def slots_of(kind: type) -> list[MemberDescriptorType]:
+    """Return the places that objects of a class have beside a table: ``__slots__``, and that of a ``defaultdict``."""
+    return [
+        place
+        for base in kind.__mro__
+        for name, place in vars(base).items()
+        if type(place) is MemberDescriptorType and name != "__weakref__"
+    ]
+
+
+def is_set(slot: MemberDescriptorType, value: Any) -> bool:
+    """Whether there is something in this place of ``value``."""
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return False
+    return True
+
+
+def is_filled(cell: CellType) -> bool:
+    """Whether a variable that functions close over has a value yet."""
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _ends(value: Any) -> bool:
+    kind = type(value)
+    if issubclass(kind, nn.Module):
+        return False
+    module = value.__module__ if kind is FunctionType else type.__getattribute__(kind, "__module__")
+    return issubclass(kind, _LEAVES) or str(module).partition(".")[0] == "kway"
+
+
+def _known(value: Any) -> list[Any]:
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, ReferenceType):
+        return [value()]
+    if isinstance(value, BuiltinFunctionType):
+        return [value.__self__]
+    held = [cell.cell_contents for cell in value.__closure__ or () if is_filled(cell)]
+    read = value.__code__.co_names if is_the_users(value.__module__) else ()
+    around = (value.__globals__.get(name) for name in read)
+    return [*held, value.__defaults__, value.__kwdefaults__, *around]

@@ -1,0 +1,114 @@
+"""A loss module that hooks of the model write into computes with what they wrote, wherever it is copied."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import kway
+from kway.step.losses import rule_for
+from kway.step.reach import knows
+from kway.strategies.engine import Engine
+from kway.world import World
+
+__kway_by_value__ = True
+G = torch.Generator().manual_seed(0)
+X, Y = torch.randn(32, 8, generator=G, dtype=torch.float64), torch.randint(0, 3, (32,), generator=G)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.b(self.a(x).relu())
+
+
+class InDict(nn.Module):
+    """Wants small activations, which a hook keeps."""
+
+    def __init__(self, model):
+        super().__init__()
+        found = self.found = {}
+        # It knows the dict alone.
+        model.a.register_forward_hook(lambda module, args, out: found.__setitem__("out", out))
+        self.register_buffer("weight", torch.ones(3))
+
+    def forward(self, output, target):
+        losses = F.cross_entropy(output, target, self.weight.to(output), reduction="none")
+        return losses + self.found["out"].abs().mean(1)
+
+
+class InAttribute(InDict):
+    def __init__(self, model):
+        nn.Module.__init__(self)
+        self.register_buffer("weight", torch.ones(3))
+        model.a.register_forward_hook(self.keep)
+
+    def keep(self, module, args, out):
+        self.found = {"out": out}
+
+
+def made(kind):
+    torch.manual_seed(5)
+    model = Net().double()
+    return model, kind(model)
+
+
+def job(model, loss):
+    sgd = partial(torch.optim.SGD, lr=0.3)
+    return kway.Job(model, loss, sgd, (X, Y), batch_size=32, precision="fp64")
+
+
+@pytest.mark.parametrize("kind", [InDict, InAttribute])
+def test_hooks_that_write_into_a_loss_train_as_in_plain_torch(ranks, kind):
+    model, loss = made(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss(model(X), Y).mean().backward()
+        optimizer.step()
+    for devices, strategy in (("cpu:1", "single"), ("cpu:2", "threads"), ("cpu:2", "data")):
+        where = {"devices": devices, "strategy": strategy}
+        pool = {"ranks": ranks} if strategy == "data" else {}
+        run = kway.train(job(*made(kind)), epochs=2, tune=False, echo=False, **where, **pool)
+        for own, other in zip(model.parameters(), run.model.parameters(), strict=True):
+            torch.testing.assert_close(own, other, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", [InDict, InAttribute])
+def test_hooks_that_write_into_a_loss_are_profiled_and_proved(kind):
+    model, loss = made(kind)
+    own = job(model, loss)
+    # What was computed, and lies there since, is no part of a copy.
+    model(X)
+    before = loss.found["out"]
+    assert kway.profile(own, devices="cpu:1", seconds=0.1).timings
+    for devices, strategy in (("cpu:1", "single"), ("cpu:2", "threads")):
+        assert kway.prove(own, devices=devices, strategy=strategy, steps=2, echo=False).verdict == "pass"
+    assert loss.found["out"] is before
+    assert loss.weight.dtype == torch.float32
+    factory = kway.prove(job(lambda: model, loss), devices="cpu:1", strategy="single", steps=2, echo=False)
+    assert factory.verdict == "pass"
+
+
+def test_a_loss_that_no_hook_knows_is_copied():
+    model, loss = made(InDict)
+    assert knows(model, loss)
+    other = Net()
+    assert not knows(other, loss)
+    rule = rule_for(loss, torch.device("cpu"), torch.float64, other)
+    loss.found["out"] = X.new_zeros(32, 6)
+    assert rule.changed()
+    assert loss.weight.dtype == torch.float32
+    # What kway hangs on a model knows the job.
+    normed = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3)).double()
+    engine = Engine(job(normed, loss), normed, {}, World(), "math", 32)
+    assert not knows(engine.model, loss)
+    engine.close()
+    # A frozen part of the model is no loss.
+    other.a.register_forward_hook(lambda module, args, out: other.b)
+    assert not knows(other, nn.Sequential(other.b))
