@@ -77,6 +77,12 @@ def test_other_orders_measure_noise_and_leave_no_trace():
         assert all(torch.equal(without.after[name], value) for name, value in with_noise.after.items())
 
 
+def test_so_do_those_of_a_scripted_model():
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)).double())
+    (snapshot,) = Reference(job_of(), scripted, CPU).steps(iter([[(X, Y), (X.flip(0), Y.flip(0))]]))
+    assert 0 <= max(snapshot.noise.values()) < 1e-12
+
+
 @pytest.mark.parametrize(
     ("loss", "value"),
     [

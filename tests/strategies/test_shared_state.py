@@ -3,6 +3,7 @@
 import functools
 import itertools
 import queue
+from array import array
 from collections import defaultdict, deque
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ SETTINGS = {"scale": 2.0}
 SIZES: dict = {}
 TABLE = torch.zeros(3)
 ROWS = np.zeros(3)
+CELLS = array("d", [0.0])
 NUMBERS = itertools.count()
 TURNS = itertools.cycle([1.0, 2.0])
 BOX = queue.Queue()
@@ -149,6 +151,36 @@ class Caches(Plain):
         return self.layer(cached(x))
 
 
+def rightly(output, target):
+    global LAST
+    LAST = output - target
+    return LAST.square().mean(dim=1)
+
+
+class Scratch(torch.optim.SGD):
+    kept = None
+
+    def step(self, closure=None):
+        Scratch.kept = [p.grad for group in self.param_groups for p in group["params"]]
+        return super().step(closure)
+
+
+def fading(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / next(NUMBERS))
+
+
+class ByData(Plain):
+    def forward(self, x):
+        TABLE.data += 1
+        return self.layer(x) + TABLE
+
+
+class ByArray(Plain):
+    def forward(self, x):
+        CELLS[0] += 1
+        return self.layer(x) * CELLS[0]
+
+
 class Handing(nn.Module):
     """A loss that hands something to itself through a class."""
 
@@ -161,14 +193,15 @@ class Handing(nn.Module):
         return gap.square().mean()
 
 
-def job(model, loss=None):
+def job(model, loss=None, **more):
     draw = torch.Generator().manual_seed(0)
     data = torch.randn(24, 6, generator=draw), torch.randn(24, 3, generator=draw)
-    return kway.Job(model, loss or nn.MSELoss(), torch.optim.SGD, data, batch_size=8, seed=0)
+    more = {"optimizer": torch.optim.SGD, **more}
+    return kway.Job(model, loss or nn.MSELoss(), data=data, batch_size=8, seed=0, **more)
 
 
-def threads(model, loss=None):
-    return kway.train(job(model, loss), epochs=1, devices="cpu:2", strategy="threads", echo=False)
+def threads(model, loss=None, **more):
+    return kway.train(job(model, loss, **more), epochs=1, devices="cpu:2", strategy="threads", echo=False)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +222,8 @@ def threads(model, loss=None):
         (Draws, "global variable 'MADE'"),
         (Decorated, "variable 'seen' that Decorated.forward closes over"),
         (Caches, "global variable 'cached'"),
+        (ByData, "global variable 'TABLE'"),
+        (ByArray, "global variable 'CELLS'"),
     ],
     ids=lambda given: getattr(given, "__name__", "")[:9],
 )
@@ -201,6 +236,30 @@ def test_what_a_step_changes_for_all_is_named(make, named):
 def test_so_is_what_a_loss_changes():
     with pytest.raises(kway.RefusedError, match="attribute 'kept' of class Handing"):
         threads(Plain(), Handing())
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"metrics": {"gap": rightly}}, "global variable 'LAST'"),
+        ({"optimizer": Scratch}, "attribute 'kept' of class Scratch"),
+        ({"schedule": fading}, "global variable 'NUMBERS'"),
+    ],
+    ids=["metric", "optimizer", "schedule"],
+)
+def test_and_what_metrics_optimizer_and_schedule_change(more, named):
+    with pytest.raises(kway.RefusedError, match="which all replicas of this process share") as refused:
+        threads(Plain(), **more)
+    assert named in str(refused.value)
+
+
+def test_and_a_hook_of_all_modules():
+    hook = torch.nn.modules.module.register_module_forward_hook(keep)
+    try:
+        with pytest.raises(kway.RefusedError, match="global variable 'FOUND'"):
+            threads(Plain())
+    finally:
+        hook.remove()
 
 
 class Grouped(Plain):
@@ -227,6 +286,24 @@ def test_a_layer_of_another_replica_is_named():
         kway.RefusedError, match="attribute 'layer' of Shared leads to a layer of another replica"
     ):
         threads(Grouped())
+
+
+class Remembers(Plain):
+    """A cache of its class has each replica among its keys."""
+
+    @functools.cache  # noqa: B019
+    def scale(self, rows):
+        return 2.0
+
+    def forward(self, x):
+        return self.layer(x) * self.scale(6)
+
+
+def test_so_is_one_that_the_first_step_makes_known():
+    with pytest.raises(
+        kway.RefusedError, match="attribute 'scale' of class Remembers leads to a layer of another replica"
+    ):
+        threads(Remembers())
 
 
 class OnlyReads(Plain):

@@ -380,3 +380,12 @@ def test_a_stream_that_cannot_be_copied_is_named(tmp_path):
         with pytest.raises(kway.RefusedError, match=said):
             train(replace(job_of(), data=data, batch_size=None if isinstance(data, DataLoader) else 7))
         (data if isinstance(data, Lines) else data.dataset).file.close()
+
+
+def test_a_scripted_model_has_replicas_that_train():
+    job = job_of(precision="fp64")
+    scripted = replace(
+        job, model=lambda: torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))
+    )
+    alone = kway.train(scripted, devices="cpu:1", epochs=2).record.epochs[-1]["train_loss"]
+    assert train(scripted).record.epochs[-1]["train_loss"] == pytest.approx(alone, abs=1e-12)

@@ -120,7 +120,9 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         # What fails leaves half-made copies in it.
         made = dict(memo)
-        copies = copy.deepcopy(arguments, made)
+        with torch.no_grad():
+            # With gradients, scripted layers would copy their parameters as results of something.
+            copies = copy.deepcopy(arguments, made)
     except Exception as error:
         stream = _not_copied(arguments, memo)
         if stream is not None:
@@ -135,6 +137,10 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             "every replica has a model, a loss and an order of samples of its own",
             "use strategy data, or leave out of model and loss what copy.deepcopy cannot copy",
         ) from error
+    for value in _reached(arguments):
+        if isinstance(value, nn.Module) and id(value) in made:
+            for own, new in zip(value.parameters(), made[id(value)].parameters(), strict=True):
+                new.requires_grad_(own.requires_grad)
     return with_own_functions(copies, made, modules)
 
 

@@ -277,7 +277,7 @@ def buffers_of(model: nn.Module) -> Held:
 @torch.no_grad()
 def _put_back(held: Held) -> None:
     for module, buffers in held:
-        for name in [name for name in module._buffers if name not in buffers]:
+        for name in [name for name, _ in module._buffers.items() if name not in buffers]:
             delattr(module, name)
         for name, (buffer, values) in buffers.items():
             if buffer is not None and values is not None:

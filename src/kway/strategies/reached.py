@@ -26,6 +26,7 @@ ATOMS = (str, bytes, int, float, complex, type(None), type(...), torch.device, t
 _LEFT = (*ATOMS, ModuleType, FrameType, CodeType, Dataset, DataLoader, local, ContextVar)
 _LIBRARIES = {"torch", "numpy", "kway", "builtins"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
+_IMPORT = dis.opmap["IMPORT_NAME"]
 _ABSENT = object()
 
 
@@ -136,7 +137,7 @@ class _Walk:
             # What Python keeps there itself goes by such names, methods among them.
             if name[:2] != "__" or isinstance(vars(value)[name], FunctionType):
                 yield Thing(f"attribute {name!r} of class {value.__qualname__}", value, name)
-        yield from (Thing(f"class {base.__qualname__}", base) for base in value.__bases__)
+        yield from (Thing(f"class {each.__qualname__}", each) for each in (*value.__bases__, type(value)))
 
     def _of_function(self, value: FunctionType) -> Iterator[Thing]:
         named = value.__qualname__
@@ -144,19 +145,36 @@ class _Walk:
             yield Thing(f"variable {name!r} that {named} closes over", cell)
         for each in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             yield Thing(f"a default argument of {named}", each)
-        yield from (Thing(f"attribute {name!r} of {named}", each) for name, each in vars(value).items())
+        held = vars(value)
+        yield from (Thing(f"attribute {name!r} of {named}", held, name) for name in [*held])
         for code in _codes(value.__code__):
             yield from self._of_code(code, value.__globals__)
 
     def _of_code(self, code: CodeType, names: dict[str, Any]) -> Iterator[Thing]:
+        used = _used(code)
         for name in _globals_of(code, names):
             value = names.get(name)
-            if not isinstance(value, ModuleType):
+            if isinstance(value, ModuleType):
+                yield from self._of_module(value, used)
+            else:
                 yield Thing(f"the global variable {name!r}", names, name)
-            elif not self._foreign(value.__name__):
-                for of_module in code.co_names:
-                    if of_module in vars(value):
-                        yield Thing(f"the variable {of_module!r} of {value.__name__}", value, of_module)
+        for module in _imported(code, names):
+            yield from self._of_module(module, used)
+
+    def _of_module(self, module: ModuleType, used: set[str]) -> Iterator[Thing]:
+        """Yield the variables of a module, and of those that it names, that code ``used`` by name may read."""
+        waiting, seen = [module], set[int]()
+        while waiting:
+            one = waiting.pop()
+            if id(one) in seen or self._foreign(one.__name__):
+                continue
+            seen.add(id(one))
+            for name in used & vars(one).keys():
+                value = vars(one)[name]
+                if isinstance(value, ModuleType):
+                    waiting.append(value)
+                else:
+                    yield Thing(f"the variable {name!r} of {one.__name__}", one, name)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -166,9 +184,29 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(each)
 
 
+def _used(code: CodeType) -> set[str]:
+    """Return the names by which ``code`` may come by a variable; ``setattr`` and ``globals()`` take them as texts."""
+    return {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
+
+
 def _globals_of(code: CodeType, names: dict[str, Any]) -> set[str]:
     """Return which of a file's variables ``code`` reads or writes."""
+    found = {each for each in _used(code) if each in names} if "globals" in code.co_names else set[str]()
     if not any(name in names for name in code.co_names):
-        return set()
+        return found
     steps = dis.get_instructions(code)
-    return {step.argval for step in steps if step.opname in _GLOBAL and step.argval in names}
+    return found | {step.argval for step in steps if step.opname in _GLOBAL and step.argval in names}
+
+
+def _imported(code: CodeType, names: dict[str, Any]) -> Iterator[ModuleType]:
+    """Yield the modules that ``code`` itself imports, as far as they are loaded."""
+    if _IMPORT not in code.co_code[::2]:
+        return
+    package = str(names.get("__package__") or "")
+    # A name that begins with dots is one of a package above; without them here.
+    above = [package.rsplit(".", count)[0] for count in range(package.count(".") + 1)] if package else []
+    for step in dis.get_instructions(code):
+        if step.opcode == _IMPORT:
+            for name in (step.argval, *(f"{each}.{step.argval}".rstrip(".") for each in above)):
+                if isinstance(sys.modules.get(name), ModuleType):
+                    yield sys.modules[name]

@@ -3,6 +3,7 @@
 import operator
 import random
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,8 +34,10 @@ class Reach:
     """
 
     def __init__(self, model: nn.Module, job: Job) -> None:
-        beside = {"inputs": job.inputs, "target": job.target, "penalty": job.penalty, "loss": job.loss}
-        self._things = reached({"the model": model, **beside})
+        names = ("inputs", "target", "penalty", "loss", "metrics", "optimizer", "schedule")
+        beside = {name: getattr(job, name) for name in names}
+        of_all = {f"the hooks of all modules ({kind})": hooks for kind, hooks in _hooks_of_all().items()}
+        self._things = reached({"the model": model, **beside, **of_all})
         # Whether a step draws from what a process has once is watched otherwise.
         drawn: list[Any] = [random.random, np.random.random]
         for one in (*(call.__self__ for call in drawn), torch.default_generator):
@@ -80,6 +83,15 @@ class Changes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             labels = (thing.label for thing, note in noted if note.differs(thing))
             shared = "which all replicas of this process share"
             self.found = next((f"a step changes {label}, {shared}" for label in labels), None)
+
+
+def _hooks_of_all() -> dict[str, Any]:
+    """Return what torch runs around each layer of the process (``register_module_forward_hook`` and its like)."""
+    held = vars(torch.nn.modules.module)
+    tables = {
+        name: table for name, table in held.items() if name.startswith("_global_") and name.endswith("_hooks")
+    }
+    return {name.removeprefix("_global_").removesuffix("_hooks"): table for name, table in tables.items()}
 
 
 def _is_still(value: Any) -> bool:
@@ -128,7 +140,7 @@ def _number(value: Any) -> Any:
     kind = type(value)
     if issubclass(kind, torch.Tensor):
         place = value.data_ptr() if value.layout is torch.strided else 0
-        return place, 0 if value.is_inference() else value._version
+        return place, 0 if value.is_inference() else value._version, _sum_of(value)
     if issubclass(kind, torch.Generator):
         return bytes(value.get_state().tolist())
     if issubclass(kind, np.ndarray):
@@ -139,7 +151,7 @@ def _number(value: Any) -> Any:
         return repr(value.get_state())
     if issubclass(kind, np.random.Generator | np.random.BitGenerator):
         return repr(getattr(value, "bit_generator", value).state)
-    if issubclass(kind, bytearray):
+    if issubclass(kind, bytearray | array):
         return bytes(value)
     if issubclass(kind, GeneratorType):
         return None if value.gi_frame is None else value.gi_frame.f_lasti
@@ -149,3 +161,12 @@ def _number(value: Any) -> Any:
         # Nothing tells where it stands, and it is there to go on.
         return object()
     return operator.length_hint(value, -1) if hasattr(kind, "__length_hint__") else None
+
+
+def _sum_of(value: torch.Tensor) -> int:
+    """Return a checksum of a tensor's numbers: ``.data`` and ``.numpy()`` write them and leave its version."""
+    plain = type(value) in (torch.Tensor, nn.Parameter) and not value.is_quantized
+    if not plain or value.layout is not torch.strided or value.device.type == "meta":
+        return 0
+    flat = value.detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
+    return zlib.crc32(flat.view(torch.uint8).cpu().numpy().data)

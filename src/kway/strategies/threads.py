@@ -92,12 +92,12 @@ class Steps:
         """
         self._taken += 1
         if self._taken == 1:
-            held = Reach(core.model, core.job)
-            self._refuse(self._apart(held))
+            self._apart(core)
             with self._watching_draws(core):
                 yield
         elif self._taken == 2:
-            held = Reach(core.model, core.job)
+            # Again: the first step may have put layers into a cache that all have.
+            held = self._apart(core)
             others = self._group.objects(held.keys)
             with held.watched(set.intersection(*others)) as changes, self._watching_draws(core):
                 yield
@@ -123,11 +123,13 @@ class Steps:
             yield
         self._drew |= watch.found
 
-    def _apart(self, held: Reach) -> str | None:
-        """Say what leads from this replica to another one, if anything does."""
+    def _apart(self, core: StepCore) -> Reach:
+        """Return what this replica reaches; raise ``RefusedError`` where that leads one replica to another."""
+        held = Reach(core.model, core.job)
         others = self._group.objects(held.own)
         others.pop(self._group.rank)
-        return held.leads_to(set.union(*others))
+        self._refuse(held.leads_to(set.union(*others)))
+        return held
 
     def _refuse(self, found: str | None) -> None:
         """Raise on all replicas what one has found."""

@@ -12,7 +12,7 @@ def run(bench: Bench) -> list[Figure]:
     """Measure GPUs, CPU ranks where there are no two GPUs, or all is measured, and threads."""
     figures = behind_work.run(bench, 1.0) if len(bench.gpus) > 1 else []
     if bench.cpu_ranks < 2:
-        bench.notes.append("one processor here: no ranks or threads of a CPU beside each other")
+        bench.notes.append("one CPU device here: no ranks or threads of a CPU beside each other")
         return figures
     if _has_ranks(bench):
         figures += ranks_beside.run(bench, 0.3)
