@@ -3,16 +3,24 @@
 Ranks that are threads of one process each find their own when it is their turn.
 """
 
+import random
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from kway.data import generators
 from kway.step import tf32
 
 Undo = Callable[[], None]
+
+
+def drawn_from() -> list[Any]:
+    """Return the generators on the host that a process has for all code: Python's, numpy's and torch's."""
+    drawing: list[Any] = [random.random, np.random.random]
+    return [*(each.__self__ for each in drawing), torch.default_generator]
 
 
 def held() -> Undo:

@@ -21,6 +21,8 @@ from weakref import ReferenceType
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from kway.step.reach import table_of
+
 ATOMS = (str, bytes, int, float, complex, type(None), type(...), torch.device, torch.dtype, torch.Size)
 # Data are shared on purpose; the last two are of a thread by themselves.
 _LEFT = (*ATOMS, ModuleType, FrameType, CodeType, Dataset, DataLoader, local, ContextVar)
@@ -59,15 +61,6 @@ def referred(value: Any) -> list[Any]:
     known = {id(each) for each in table.values()}
     # Python lists attributes, or the table of them, by how the object lies in memory just now.
     return [*table.values(), *(x for x in gc.get_referents(value) if x is not table and id(x) not in known)]
-
-
-def table_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of ``value``, which is asked for nothing: none where it has no table of them."""
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return held if isinstance(held, dict) else {}
 
 
 def reached(roots: Mapping[str, Any]) -> dict[tuple[int, str | None], Thing]:

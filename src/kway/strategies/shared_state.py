@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kway.job import Job
+from kway.step.process_wide import drawn_from
 from kway.strategies.reached import ATOMS, Thing, reached
 
 Keys = set[tuple[int, str | None]]
@@ -39,8 +40,7 @@ class Reach:
         of_all = {f"the hooks of all modules ({kind})": hooks for kind, hooks in _hooks_of_all().items()}
         self._things = reached({"the model": model, **beside, **of_all})
         # Whether a step draws from what a process has once is watched otherwise.
-        drawn: list[Any] = [random.random, np.random.random]
-        for one in (*(call.__self__ for call in drawn), torch.default_generator):
+        for one in drawn_from():
             self._things.pop((id(one), None), None)
         self.keys: Keys = set(self._things)
         self.own: Keys = {(id(module), None) for module in model.modules()}

@@ -5,7 +5,6 @@ must find its own there, whatever the others do meanwhile, and what is tried on 
 """
 
 import copy
-import random
 import sys
 from collections import deque
 from collections.abc import Iterable
@@ -17,10 +16,9 @@ from types import BuiltinFunctionType, CellType, FunctionType, MemberDescriptorT
 from typing import Any
 from weakref import ReferenceType, ref
 
-import numpy as np
-import torch
 from torch import nn
 
+from kway.step.process_wide import drawn_from
 from kway.step.reach import ATOMS, CONTAINERS, is_filled, is_set, slots_of, table_of
 from kway.training.own_contents import entries
 
@@ -38,8 +36,7 @@ _TOLD = (
 
 def of_process() -> dict[int, Any]:
     """Return a memo for ``copy.deepcopy``, by id, of the generators that a process has for all code."""
-    drawn: list[Any] = [random.random, np.random.random]
-    return {id(each): each for each in (*(call.__self__ for call in drawn), torch.default_generator)}
+    return {id(each): each for each in drawn_from()}
 
 
 def with_own_functions(
