@@ -34,11 +34,12 @@ def remembered(two_cores, monkeypatch):
         return known_costs.gather(asked, {"cpu": both}, measurements(latency_s=1.0), None, print)
 
     monkeypatch.setattr("kway.jobs.automatic.gather", gather)
+    monkeypatch.setattr("kway.jobs.known_costs._recalled", lambda *given: both)
 
 
 @pytest.mark.parametrize("tune", [True, False])
 def test_a_kind_that_is_known_to_be_faster_is_taken(tune):
-    run = kway.train(job(), strategy="auto", epochs=3, tune=tune, echo=False)
+    run = kway.train(job(), strategy="auto", devices="auto", epochs=3, tune=tune, echo=False)
     assert (run.record.step_kind, run.record.strategy) == ("compiled", "single")
     assert run.record.predicted_step_s == pytest.approx(1e-3 + 64 * 5e-5, rel=0.1)
     chosen = next(line for line in run.record.notices if line.startswith("auto: "))
@@ -46,6 +47,11 @@ def test_a_kind_that_is_known_to_be_faster_is_taken(tune):
     assert "of 5 candidates" in chosen
     # Threads are there with eager steps: that they have no others is no news.
     assert not any(line.startswith("left out") for line in run.record.notices)
+
+
+def test_one_device_takes_it_too():
+    run = kway.train(job(), strategy="auto", devices="cpu:1", epochs=3, tune=False, echo=False)
+    assert run.record.step_kind == "compiled"
 
 
 @pytest.mark.parametrize("named", [{"step_kind": "eager"}, {"exactness": "bits"}])

@@ -306,6 +306,18 @@ def test_so_is_one_that_the_first_step_makes_known():
         threads(Remembers())
 
 
+class Registered(Plain):
+    """Notes what was made, which no step reads."""
+
+    def __init__(self):
+        super().__init__()
+        SIZES["made"] = self.layer
+
+
+def test_what_only_the_making_of_a_layer_writes_is_none():
+    threads(Registered())
+
+
 class OnlyReads(Plain):
     """Fills a cache once, reads what is global, and keeps what it changes to itself."""
 

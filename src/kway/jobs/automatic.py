@@ -15,7 +15,7 @@ from kway.errors import NotMeasuredError, UsageError
 from kway.job import Job
 from kway.jobs.asked import Asked, asked_of
 from kway.jobs.identity import differs, identity_of
-from kway.jobs.known_costs import Known, gather, kinds_for
+from kway.jobs.known_costs import Known, gather, is_more_known, kinds_for
 from kway.jobs.place import Place, place
 from kway.jobs.ranking import ranked
 from kway.jobs.slowed import beside_others, slowed
@@ -210,7 +210,7 @@ def automatic(
         asked = replace(asked, sets=[each for each in asked.sets if each[0] != "cpu"])
     check()
     found, left = asked.candidates(lambda device: kinds_for(kinds, device))
-    if len(found) == 1:
+    if len(found) == 1 and not (is_free and is_more_known(asked, found[0].device_type)):
         return _only(going, found[0], left)
     known = gather(asked, {}, None, ranks, _announced(going.job, say), seconds=MOST_S)
     if is_free:

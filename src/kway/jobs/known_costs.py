@@ -163,12 +163,8 @@ def profiled(
 
     One that was profiled in less time than now is wanted counts for nothing.
     """
-    most = max((each for each in asked.sets if each[0].startswith(device_type)), key=len)
+    most, job = _subject(asked, device_type)
     kinds = kinds_for(asked.step_kinds, device_type)
-    job = asked.job
-    if asked.scaling.weak and len(most) > 1:
-        # So that the share of each device is among those that one of two devices has.
-        job = replace(job, batch_size=2 * asked.scaling.batch)
     known = _facts(asked, job, most)
     wanted = USUAL_S if seconds is None else seconds
     held = None if refresh else _recalled(known, kinds, 0.0 if seconds is not None else wanted)
@@ -186,6 +182,24 @@ def profiled(
     )
     write(_place(known), known, seconds=wanted, workload=workload.to_dict())
     return workload
+
+
+def is_more_known(asked: Asked, device_type: str) -> bool:
+    """Whether other step kinds than those asked for are remembered of the job on a type of device."""
+    most, job = _subject(asked, device_type)
+    kinds = kinds_for(asked.step_kinds, device_type)
+    held = _recalled(_facts(asked, job, most), kinds, 0.0)
+    return held is not None and not {*held.step_kinds()} <= {*kinds}
+
+
+def _subject(asked: Asked, device_type: str) -> tuple[list[str], Job]:
+    """Return the devices that a workload is for, and the job that is profiled on one of them."""
+    most = max((each for each in asked.sets if each[0].startswith(device_type)), key=len)
+    job = asked.job
+    if asked.scaling.weak and len(most) > 1:
+        # So that the share of each device is among those that one of two devices has.
+        job = replace(job, batch_size=2 * asked.scaling.batch)
+    return most, job
 
 
 def _facts(asked: Asked, job: Job, device_set: Sequence[str]) -> dict[str, Any]:

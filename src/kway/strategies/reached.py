@@ -13,19 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from logging import Logger
 from threading import local
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 from weakref import ReferenceType
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from kway.step.reach import table_of
 
 ATOMS = (str, bytes, int, float, complex, type(None), type(...), torch.device, torch.dtype, torch.Size)
-# Data are shared on purpose; the last two are of a thread by themselves.
-_LEFT = (*ATOMS, ModuleType, FrameType, CodeType, Dataset, DataLoader, local, ContextVar)
+# Data and loggers are shared on purpose; the last two are of a thread by themselves.
+_LEFT = (*ATOMS, ModuleType, FrameType, CodeType, Dataset, DataLoader, Logger, local, ContextVar)
 _LIBRARIES = {"torch", "numpy", "kway", "builtins"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 _IMPORT = dis.opmap["IMPORT_NAME"]
@@ -127,8 +129,9 @@ class _Walk:
 
     def _of_class(self, value: type) -> Iterator[Thing]:
         for name in [*vars(value)]:
-            # What Python keeps there itself goes by such names, methods among them.
-            if name[:2] != "__" or isinstance(vars(value)[name], FunctionType):
+            is_method = isinstance(vars(value)[name], FunctionType)
+            # What Python keeps there itself goes by such names. A step makes no layers: their __init__ tells nothing.
+            if name[:2] != "__" or (is_method and not (name == "__init__" and issubclass(value, nn.Module))):
                 yield Thing(f"attribute {name!r} of class {value.__qualname__}", value, name)
         yield from (Thing(f"class {each.__qualname__}", each) for each in (*value.__bases__, type(value)))
 
