@@ -88,6 +88,11 @@ class Measurements(Record):
                     f"a {self.kind} record that does not hold together", f"figures[{place}]: {problem}"
                 )
 
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the figures are of a machine that is not here."""
+        return any(entry["how"] == "estimated" for entry in self.experiments)
+
     def find(self, experiment: str, name: str, **parameters: Any) -> list[dict[str, Any]]:
         """Return the figures of that name whose parameters have at least these values."""
         return [

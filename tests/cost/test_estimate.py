@@ -210,6 +210,14 @@ def test_a_profile_of_one_device_alone_is_said_to_lack_something():
     assert not on(2, known=workload(devices=2)).notes
 
 
+def test_where_the_machine_is_not_here_no_profile_of_this_one_is_advised():
+    known = usual(backend="nccl")
+    there = replace(known, experiments=[{**each, "how": "estimated"} for each in known.experiments])
+    (line,) = on(2, device="cuda", measured=there).notes
+    assert "plan on a machine with several GPUs" in line
+    assert "profile for several" not in line
+
+
 def test_what_was_not_measured_is_an_error():
     with pytest.raises(kway.NotMeasuredError, match="among 2 ranks through gloo"):
         on(2, measured=measurements(*two_devices(1, 1)))

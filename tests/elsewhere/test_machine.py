@@ -5,7 +5,7 @@ import pytest
 from kway.elsewhere.description import described
 from kway.elsewhere.figures import NOTE
 from kway.elsewhere.links import counts, seconds
-from kway.elsewhere.machine import elsewhere, is_estimate
+from kway.elsewhere.machine import elsewhere
 from kway.measurements import Measurements
 from kway.measuring import copy_out, two_devices, under_collective
 from kway.measuring.collective_figures import figures_of
@@ -46,7 +46,7 @@ def test_devices(machine):
 
 def test_every_figure_says_that_it_is_an_estimate(machine):
     _, _, measurements = machine
-    assert is_estimate(measurements)
+    assert measurements.is_estimate
     assert all(NOTE in figure["notes"] and figure["raw"] == [] for figure in measurements.figures)
     assert all(figure["share"] is None or 0 < figure["share"] <= 1 + 1e-9 for figure in measurements.figures)
     how = {entry["name"]: entry["how"] for entry in measurements.experiments}

@@ -1,5 +1,6 @@
 """Models that nobody here wrote, in a user's file each: profiled, planned, trained and proved as they are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,19 @@ def test_a_model_of_others_is_profiled_planned_trained_and_proved(name, ranks, m
 
     proof = kway.prove(job, devices="1,2", ranks=ranks)
     assert proof.verdict == "pass", str(proof)
+
+
+def test_blocks_of_others_that_cannot_be_computed_again_are_one_clear_error():
+    job = load_object("MODEL", f"{FILES / 'gpt2.py'}:job")
+    with pytest.raises(
+        kway.RefusedError, match="GPT2LMHeadModel whose blocks cannot be computed again"
+    ) as caught:
+        kway.train(job, devices="cpu:1", steps=1, settings={"recompute": True})
+    assert "use_cache=False" in caught.value.do
+
+    def without():
+        model = job.model()
+        model.config.use_cache = False
+        return model
+
+    kway.train(replace(job, model=without), devices="cpu:1", steps=1, settings={"recompute": True})

@@ -219,6 +219,16 @@ def test_a_reference_that_does_not_repeat_itself_proves_nothing(ranks):
     assert "the reference does not repeat itself" in proof.candidates[1]["reason"]
 
 
+def test_where_the_reference_does_not_repeat_itself_nothing_else_is_suspected(ranks):
+    restless = job_of(partial(Paced, 0.01, buffer=False), loss=scalar_mean)
+    for exactness in ("math", "bits"):
+        proof = proved(ranks, restless, exactness=exactness, devices="1", own_optimizer=True)
+        assert proof.verdict == "fail"
+        assert "the reference does not repeat itself" in proof.candidates[0]["reason"]
+        assert any("the loss returned a scalar" in line for line in proof.notices)
+        assert "likely cause" not in str(proof)
+
+
 def test_means_of_means_are_found(ranks):
     """A loss that weighs each share by itself: what averaging over ranks would give."""
     row = failing_row(proved(ranks, job_of(loss=share_mean), devices="1,2"))

@@ -68,7 +68,7 @@ def test_bits_that_differ_are_no_rounding():
     class Adam:
         divides = "Adam"
 
-    assert magnified(Adam, [{"equal": "no", "level": "bits"}]) == []
+    assert magnified(Adam, [{"equal": "no", "level": "bits", "reason": ""}]) == []
     assert magnified(Adam, [{"equal": "refused", "level": "math"}]) == []
 
 

@@ -81,6 +81,80 @@ def test_random_numbers_of_the_host_are_those_of_one_pass():
     assert again.record.weights_sha256 == plain.record.weights_sha256
 
 
+class Appending(Block):
+    """Appends to a list. What comes of it has another shape the second time, or does not fit the input."""
+
+    def __init__(self, fits):
+        super().__init__()
+        self.fits = fits
+
+    def forward(self, x, kept):
+        kept.append(super().forward(x))
+        every = torch.cat(kept)
+        return x + every.exp().mean(0) if self.fits else x * (x + every)
+
+
+class Lost(Block):
+    """Raises what is no fault of its own, where it runs the second time or in a hook of backward."""
+
+    def __init__(self, error, again):
+        super().__init__()
+        self.error, self.again = error, again
+
+    def forward(self, x, kept):
+        if self.again and self.calls:
+            raise self.error
+        y = super().forward(x)
+        if not self.again:
+            y.register_hook(self.fail)
+        return y
+
+    def fail(self, gradient):
+        raise self.error
+
+
+class Caching(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 2)
+        self.blocks = nn.ModuleList(block() for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, [])
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    ("size", "fits", "said"),
+    [
+        (1, True, "CheckpointError"),
+        (1, False, "RuntimeError: The size of tensor"),
+        (2, True, "CheckpointError"),
+    ],
+)
+def test_blocks_that_cannot_be_computed_again_are_one_clear_error(ranks, size, fits, said):
+    own, more = job(partial(Caching, partial(Appending, fits))), {"devices": f"cpu:{size}", "steps": 1}
+    with pytest.raises(kway.RefusedError, match=said) as caught:
+        kway.train(own, **more, ranks=ranks, settings={"recompute": True})
+    assert "Caching whose blocks cannot be computed again" in caught.value.got
+    assert "leave recompute out" in caught.value.do
+    # Once, they are as good as others.
+    kway.train(own, **more, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(torch.AcceleratorError("CUDA error: lost"), True), (RuntimeError("of a hook"), False)],
+)
+def test_what_else_goes_wrong_in_backward_is_not_taken_for_that(error, again):
+    own = job(partial(Caching, partial(Lost, error, again)))
+    with pytest.raises(type(error)) as caught:
+        kway.train(own, devices="cpu:1", steps=1, settings={"recompute": True})
+    assert not isinstance(caught.value, kway.KwayError)
+
+
 def test_it_is_proved_on_two_ranks(ranks):
     proof = kway.prove(job(), devices="1,2", settings={"recompute": True}, ranks=ranks.of(2))
     assert proof.verdict == "pass", str(proof)

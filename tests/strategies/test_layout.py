@@ -51,6 +51,12 @@ def test_what_does_not_fit_is_an_error_with_numbers(text, devices, said):
         fit(text, devices)
 
 
+@pytest.mark.parametrize(("kind", "advice"), [("cpu", "--devices cpu:4,"), ("cuda", "--devices 4,")])
+def test_as_many_devices_as_fit_are_advised_of_the_type_that_was_meant(kind, advice):
+    with pytest.raises(kway.UsageError, match=advice):
+        fit("data=4", 2, kind)
+
+
 def test_names_that_are_read_as_others_are_not_listed():
     with pytest.raises(UsageError, match=r"known are auto, data, single, threads$"):
         fit("sideways", 2)

@@ -122,8 +122,15 @@ class Estimate:
         if not self.several:
             return
         if not self.workload.timed(self.step_kind, several=True):
+            # What this machine has no such devices for, no profile of it shows.
+            there = self.measurements is not None and self.measurements.is_estimate
+            what_helps = (
+                "plan on a machine with several GPUs, whose profile has it"
+                if there
+                else "profile for several"
+            )
             self.note(
-                "what a device does for the others beside computing its share was not timed: profile for several"
+                f"what a device does for the others beside computing its share was not timed: {what_helps}"
             )
         if self.on_cpu:
             measured = slowdowns(self.measurements, RANKS, len(self.devices))

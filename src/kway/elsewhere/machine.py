@@ -92,11 +92,6 @@ def measurements_of(machine: Machine) -> Measurements:
     )
 
 
-def is_estimate(measurements: Measurements) -> bool:
-    """Whether the figures are of a machine that is not here."""
-    return bool(measurements.machine.get(ESTIMATED))
-
-
 def _said(machine: Machine) -> str:
     return f"{machine.name}: {NOTE}; nothing of it was measured"
 

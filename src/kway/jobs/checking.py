@@ -12,6 +12,7 @@ from kway.errors import line_of
 from kway.job import Job
 from kway.jobs.training import train
 from kway.planned import device_type, spelled_set, titled
+from kway.strategies.layout import one_process
 from kway.training.clock import LASTS, WARM_UP, WINDOW
 from kway.training.on_a_copy import copied
 from kway.training.own_data import on_own_data
@@ -43,6 +44,7 @@ def check(
     say(f"checking {counted(len(fit), 'candidate')} by {ROUNDS} runs each, about {seconds_text(took)}")
     failed: dict[str, str] = {}
     times: dict[int, list[float]] = {place: [] for place in range(len(fit))}
+    warned = False
     for number in range(ROUNDS):
         # There and back: what gets slower with time meets the last as early as the first.
         for place in sorted(times, reverse=bool(number % 2)):
@@ -50,7 +52,10 @@ def check(
             if titled(row) in failed:
                 continue
             try:
-                seconds = measured(job, row, level, shards, ranks)
+                # Runs in this process warn of the same loss, each of them: the first is enough.
+                here = row["devices"] == 1 or one_process(row["layout"])
+                seconds = measured(job, row, level, shards, ranks, echo=here and not warned)
+                warned = warned or here
             except Exception as error:  # of the user's code too: what one raises costs no other its check
                 failed[titled(row)] = line_of(error)
                 continue
@@ -82,8 +87,12 @@ def _steps_of(row: dict[str, Any]) -> int:
     return steps_of(row["step_s"], device_type(row["device_set"][0]) != "cpu")
 
 
-def measured(job: Job, row: dict[str, Any], level: str, shards: int, ranks: Any = None) -> float | None:
-    """Train as a row says for some steps; return the step time that the run reports."""
+def measured(
+    job: Job, row: dict[str, Any], level: str, shards: int, ranks: Any = None, echo: bool = False
+) -> float | None:
+    """Train as a row says for some steps, with ``echo`` as ``kway.train`` has it; return the step time that the run
+    reports.
+    """
     steps = _steps_of(row)
     own = replace(on_own_data(job), validation=None, batch_size=row["batch_size"])
     if isinstance(job.model, nn.Module):
@@ -100,7 +109,7 @@ def measured(job: Job, row: dict[str, Any], level: str, shards: int, ranks: Any 
         tune=False,
         epochs=steps,
         steps=steps,
-        echo=False,
+        echo=echo,
         ranks=ranks if row["device_set"][0] == "cpu" else None,
     )
     return run.record.measured_step_s

@@ -17,10 +17,11 @@ from kway.data.parts import Parts
 from kway.job import Job
 from kway.proving import candidate
 from kway.proving.certificate import fingerprints
-from kway.proving.compare import EPSILONS, NOISE_FACTOR, Comparison
+from kway.proving.compare import EPSILONS, NOISE_FACTOR, UNSTEADY, Comparison
 from kway.proving.quiet import without_dropout
 from kway.proving.reference import Reference, Snapshot
 from kway.proving.shard_reference import ShardReference
+from kway.step.batchnorm import without_statistics
 from kway.step.deterministic import bits_hold_within, deterministic
 from kway.step.gather import WholeBatch
 from kway.step.out_of_memory import Memory
@@ -216,10 +217,16 @@ def _run(
     flags = precision_of(case.job.precision).flags()
     memory = Memory(case.job, case.model, case.home, rank=0)
     memory.held_by(reference.optimizer)
-    with without_dropout(case.model) as silenced, flags, batch.current(), memory.explains("reference"):
-        for step, snapshot in enumerate(reference.steps(orders)):
-            candidate.before_file(case.scratch, step).write_bytes(to_bytes(snapshot.before))
-            snapshots.append(replace(snapshot, before={}))
+    try:
+        with without_dropout(case.model) as silenced, flags, batch.current(), memory.explains("reference"):
+            for step, snapshot in enumerate(reference.steps(orders)):
+                candidate.before_file(case.scratch, step).write_bytes(to_bytes(snapshot.before))
+                snapshots.append(replace(snapshot, before={}))
+    except ValueError as error:
+        told = without_statistics(error, len(case.batches[len(snapshots)][1]))
+        if told is None:
+            raise
+        raise told from error
     if silenced:
         notices.append(f"dropout is off where plain torch is compared: {', '.join(silenced)}")
     return snapshots
@@ -264,9 +271,14 @@ def far_and_right(judge: Judge, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [text]
 
 
+def differing(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows that fail for what devices change: not those of a reference that differs from itself."""
+    return [row for row in rows if row["equal"] == "no" and UNSTEADY not in row["reason"]]
+
+
 def magnified(judge: Judge, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line where a row fails whose optimizer may have made much of rounding. Bits are not rounded apart."""
-    if not judge.divides or not any(row["equal"] == "no" and row["level"] != "bits" for row in rows):
+    if not judge.divides or not any(row["level"] != "bits" for row in differing(rows)):
         return []
     return [
         f"{_magnifies(judge)}: what differs may be no more than that. The proof with SGD (without --optimizer, in "

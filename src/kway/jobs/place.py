@@ -21,6 +21,7 @@ from kway.launch.joining import join
 from kway.launch.own_watch import watching
 from kway.launch.status import Status
 from kway.launch.torchrun import from_environment
+from kway.planned import device_type
 from kway.records import Cluster, Plan
 from kway.step.kinds import DEFAULT_KIND, check_kind
 from kway.step.seeds import preserved
@@ -260,7 +261,7 @@ def choose(
         layout = {} if count == 1 else fit("data", count)
         reason = "one device" if count == 1 else f"data parallelism over all {count} devices"
     else:
-        layout, reason = fit(strategy, count), "named by the user"
+        layout, reason = fit(strategy, count, device_type(device_set[0])), "named by the user"
     check_level(layout, exactness, shards)
     check_kind(step_kind, device_set)
     check_step_kind(layout, step_kind)

@@ -18,10 +18,11 @@ from kway.errors import KwayError, OutOfMemoryError, RefusedError, UsageError, l
 from kway.job import Job
 from kway.jobs.arguments import check_given
 from kway.jobs.folder import claimed
-from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge, far_and_right, magnified
+from kway.jobs.judges import BitsJudge, Case, Judge, MathJudge, differing, far_and_right, magnified
 from kway.jobs.place import Place, choose, rank_threads
 from kway.launch.one_run import alone
 from kway.launch.torchrun import from_environment
+from kway.planned import device_type
 from kway.proving import candidate
 from kway.proving.certificate import first_disagreement
 from kway.records import Cluster, Proof
@@ -249,8 +250,8 @@ def _notice_optimizer(own: str | None) -> list[str]:
 
 
 def _blamed(judge: Judge, rows: list[dict[str, Any]]) -> list[str]:
-    """Say what is suspected where a row fails: a loss that may not add up, and padding that may count."""
-    if not any(row["equal"] == "no" for row in rows):
+    """Say what is suspected where a row differs: a loss that may not add up, and padding that may count."""
+    if not differing(rows):
         return []
     padding = [f"a possible cause of what differs: {line}" for line in judge.uneven[:1]]
     return [*([BLAMED] if judge.doubts else []), *padding]
@@ -311,7 +312,7 @@ def _row(case: Case, judge: Judge, text: str, chosen: list[str], level: str, run
         "step_kind": None,
     }
     try:
-        layout = fit(text, len(chosen))
+        layout = fit(text, len(chosen), device_type(chosen[0]))
     except UsageError as error:
         return {**row, "reason": str(error)}
     row["strategy"] = title(layout) if layout else text

@@ -170,8 +170,8 @@ def train(
     ``notice``, ``warning``, ``end``. ``trackers``: ``"tensorboard"`` (event files in ``out``/tensorboard), ``"wandb"``,
     ``"mlflow"``, or objects as ``kway.trackers`` makes them: they get the configuration and all figures of these
     events. One that fails is told of once, and ends no run. ``progress``: show how far the run is, in one line that is
-    redrawn in a terminal or a notebook, in plain lines at intervals elsewhere. ``echo``: whether what ranks print is
-    shown. ``ranks``: CPU ranks that are already started.
+    redrawn in a terminal or a notebook, in plain lines at intervals elsewhere. ``echo``: whether what ranks
+    print, and what kway warns of there, is shown. ``ranks``: CPU ranks that are already started.
 
     Raises ``UsageError`` before anything starts or is written; ``NonFiniteError``; ``OutOfMemoryError``;
     ``StoppedError`` where the run was asked to stop; ``RankError`` where a rank fails, ``StallError`` where one makes
@@ -218,6 +218,7 @@ def train(
         as_begun=step_kind == AUTO,
         planned_kind=going.planned_kind,
         timeline=timeline_steps(timeline),
+        warns=echo,
     )
     check_saving(out, checkpoint_every, keep, resume)
     restarts = Restarts(max_restarts, min_devices).check(where.plan.devices, where.joined is not None)

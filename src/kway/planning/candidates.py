@@ -146,7 +146,7 @@ def _check_fits(strategy: str, sets: Sequence[tuple[str, ...]]) -> None:
     problem: UsageError | None = None
     for devices in sets:
         try:
-            fit(strategy, len(devices))
+            fit(strategy, len(devices), device_type(devices[0]))
             return
         except UsageError as error:
             problem = error

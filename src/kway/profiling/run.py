@@ -13,7 +13,7 @@ from torch import nn
 from kway.comm.rehearsed import Call
 from kway.cost.memory import flat_bytes, named_bytes
 from kway.devices import cpu
-from kway.errors import RefusedError, UsageError, line_of, one_line
+from kway.errors import RefusedError, UsageError, line_of
 from kway.job import Job
 from kway.launch.status import Status
 from kway.profiling.bound import rates
@@ -30,7 +30,7 @@ from kway.step.kinds import DEFAULT_KIND, KINDS
 from kway.step.recompute import blocks_of
 from kway.training.on_a_copy import copied
 from kway.training.parts import training_parts
-from kway.units import counted, seconds_text
+from kway.units import seconds_text
 
 # Of the seconds there are, for the eager steps, and for what goes on inside of them; the rest is for other kinds.
 TIMED, INSIDE = 0.6, 0.2
@@ -79,22 +79,6 @@ class Seen:
     kept: tuple[int, int] | None = None
 
 
-@contextmanager
-def _has_statistics(batch_size: int) -> Iterator[None]:
-    """Raise ``UsageError`` in place of what torch, or kway in its words, says of a batch that has no statistics."""
-    try:
-        yield
-    except ValueError as error:
-        if "more than 1 value" not in str(error):
-            raise
-        raise UsageError(
-            f"a batch of {counted(batch_size, 'sample')}, on which a layer that normalises cannot be trained "
-            f"({one_line(str(error))})",
-            "what is timed is a step that trains",
-            "use a larger batch, and data of as many samples at least",
-        ) from error
-
-
 class Profiler:
     """Profiles one job. ``plan``: level, shards and settings of its steps; ``say`` is told what goes on."""
 
@@ -121,8 +105,7 @@ class Profiler:
         copied_for_steps(self._model, self._job)
         begun = time.perf_counter()
         with torch_threads():
-            with _has_statistics(self.found.batch_size):
-                table = self._eager()
+            table = self._eager()
             others = [kind for kind in self._wanted.kinds if kind != DEFAULT_KIND]
             for place, kind in enumerate(others):
                 left = self._wanted.seconds - (time.perf_counter() - begun)
@@ -323,7 +306,9 @@ class Profiler:
                 sitting = self._open(seat, DEFAULT_KIND, opened, recompute=True)
                 found = [counts_of(sitting, samples) for samples in sizes]
         except Exception as error:
-            self.found.notices.append(f"its blocks cannot be computed again in backward: {line_of(error)}")
+            self.found.notices.append(
+                f"its blocks cannot be computed again in backward: {line_of(error.__cause__ or error)}"
+            )
             return None
         counts = dict(zip(sizes, (counts for counts, _ in found), strict=True))
         return kept_line(counts, max(bytes_ for _, bytes_ in found))[1]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from kway.errors import OutOfMemoryError, line_of
+from kway.errors import KwayError, OutOfMemoryError, line_of
 from kway.profiling.fitted import line_through
 from kway.profiling.scatter import scatter
 from kway.profiling.sitting import WINDOW, Reading, Sitting
@@ -79,9 +79,9 @@ def time_in_turns(
 
 
 def _why(error: Exception) -> str:
-    if not isinstance(error, OutOfMemoryError):
+    if not isinstance(error, KwayError):
         return line_of(error)
-    # How much was asked for, and is free; the rest of it says what lay there by part.
+    # Of memory: how much was asked for, and is free; the rest says what lay there by part, or what else to do.
     return ": ".join(text.splitlines()[0] for text in (error.got, error.need) if text)
 
 

@@ -10,6 +10,7 @@ from kway.proving.reference import Snapshot, largest
 
 NOISE_FACTOR = 16
 EPSILONS = 64
+UNSTEADY = "the reference does not repeat itself"
 MIXES = (
     "; on one device the same samples in another order give another loss: the model or its loss goes by the place of a "
     "sample in the batch, which devices change"
@@ -58,7 +59,7 @@ class Comparison:
             self.fail(
                 step,
                 "loss",
-                f"the reference does not repeat itself: the same batch from the same state gave losses that differ by "
+                f"{UNSTEADY}: the same batch from the same state gave losses that differ by "
                 f"{snapshot.drift:.3g} at step {step}. The model draws random numbers, or keeps what changes its "
                 "output outside parameters and buffers",
             )

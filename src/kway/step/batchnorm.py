@@ -10,13 +10,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.comm.group import Group
 from kway.comm.operation import GatherOperation
-from kway.errors import RefusedError
+from kway.errors import RefusedError, UsageError, one_line, text_of
 from kway.step.checkpointing import recomputing
 from kway.step.normalise import Normalise, gather_statistics
 from kway.step.presence import Presence
 from kway.step.running import Running, count_batch
 from kway.step.stand_in import Forward, stand_in_of, standing_in
 from kway.step.traced import Chain, normalised
+from kway.units import counted
+
+_LARGER = (
+    "a larger batch, and data of as many samples at least; where it is the last batch of an epoch that is too small, "
+    "one that leaves a larger rest or none"
+)
 
 
 def layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
@@ -59,6 +65,21 @@ def several_values(model: nn.Module, place: int, shares: int, presence: Presence
             if type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
                 hooks.callback(module.register_forward_pre_hook(hook_of(name)).remove)
         yield
+
+
+def without_statistics(error: BaseException, batch_size: int) -> UsageError | None:
+    """Return what to raise in place of what torch, or kway in its words, says of a batch that has no statistics;
+    ``None`` for any other exception.
+    """
+    if not isinstance(error, ValueError) or "more than 1 value" not in text_of(error):
+        return None
+    # kway's own words say what to do there.
+    said, _, helps = one_line(text_of(error)).partition(": use ")
+    return UsageError(
+        f"a batch of {counted(batch_size, 'sample')}, on which a layer that normalises cannot be trained ({said})",
+        "a step that trains needs statistics of several values",
+        f"use {helps or _LARGER}",
+    )
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Activation checkpointing of a model's blocks: what lies between their ends is not kept, but computed again."""
 
 import random
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -9,6 +10,12 @@ from typing import Any
 import numpy as np
 import torch.utils.checkpoint
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
+
+from kway.errors import KwayError, RefusedError, line_of
+
+# The function of torch's that runs a block again when backward asks for what it has not kept.
+_FILE, _ASKS = str(torch.utils.checkpoint.__file__), "unpack_hook"
 
 
 def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -54,6 +61,31 @@ def recompute(model: nn.Module, undo: ExitStack) -> int:
         vars(block)["forward"] = partial(_again, block, block.forward)
         undo.callback(vars(block).pop, "forward", None)
     return len(blocks)
+
+
+def not_again(error: BaseException, model: nn.Module) -> RefusedError | None:
+    """Return what to raise in place of an exception that says that blocks of ``model`` came out otherwise the second
+    time; ``None`` for any other one.
+
+    Not where memory, a device or a peer was lost meanwhile, which says nothing of the block.
+    """
+    if isinstance(error, KwayError) or not recomputes(model):
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, CheckpointError):
+        inside = any(frame.f_code.co_name == _ASKS and frame.f_code.co_filename == _FILE for frame in frames)
+        lost = type(error).__module__.partition(".")[0] == "torch" or any(
+            frame.f_globals.get("__name__", "").startswith("kway.comm.") for frame in frames
+        )
+        if lost or not inside:
+            return None
+    return RefusedError(
+        f"recompute with a {type(model).__name__} whose blocks cannot be computed again in backward "
+        f"({line_of(error).rstrip('.')})",
+        "what a block does must go by its inputs alone, and one that appends to a cache of keys and values finds it "
+        "longer the second time",
+        "leave recompute out, or switch that off: config.use_cache=False in models of transformers",
+    )
 
 
 def _again(block: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:

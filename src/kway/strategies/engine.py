@@ -21,6 +21,7 @@ from kway.devices.cpu import keep_freed_memory
 from kway.errors import RefusedError
 from kway.job import Job
 from kway.launch.status import Status
+from kway.step.batchnorm import without_statistics
 from kway.step.build import load_tensors, make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.deterministic import bits_hold_within
@@ -34,6 +35,7 @@ from kway.step.out_of_memory import Memory, explained
 from kway.step.outcome import Outcome
 from kway.step.pieces import piece_bytes
 from kway.step.precision import cast, precision_of
+from kway.step.recompute import not_again
 from kway.step.scripted import check_scripted, scripted
 from kway.step.seeds import seed_generators
 from kway.step.settings import AS_IT_IS, Settings
@@ -223,11 +225,21 @@ class Engine:
         return self._step.schedule
 
     def step(self, share: Share, step: int, tally: Tally | None = None) -> Outcome:
-        """Take one optimizer step over the global batch, of which ``share`` is this rank's part."""
+        """Take one optimizer step over the global batch, of which ``share`` is this rank's part.
+
+        Raises what model and loss raise; ``RefusedError`` for blocks that cannot be computed again, ``UsageError`` for
+        a batch too small for its statistics.
+        """
         # A loop may change modes between steps.
         check_scripted(self._scripted)
-        with self.memory.explains("step", share), self.part.taking(self._step):
-            return self._runner.run(share, step, tally)
+        try:
+            with self.memory.explains("step", share), self.part.taking(self._step):
+                return self._runner.run(share, step, tally)
+        except Exception as error:
+            told = not_again(error, self.model) or without_statistics(error, share.total)
+            if told is None:
+                raise
+            raise told from error
 
     def draw_alike(self, step: int) -> None:
         """Let what follows ``step`` steps draw the same numbers on all ranks, however the last one was taken."""

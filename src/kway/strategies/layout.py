@@ -86,11 +86,11 @@ def check_step_kind(layout: Mapping[str, int], step_kind: str) -> None:
             )
 
 
-def fit(text: str, devices: int) -> dict[str, int]:
+def fit(text: str, devices: int, kind: str = "") -> dict[str, int]:
     """Return the layout that ``text`` means on ``devices`` devices, outermost axis first.
 
-    One axis may be named without a size: it takes what the others leave. Raises ``UsageError`` where the
-    sizes do not multiply to the number of devices.
+    One axis may be named without a size: it takes what the others leave. ``kind``: the type of the devices, for what is
+    advised. Raises ``UsageError`` where the sizes do not multiply to the number of devices.
     """
     pairs = named_sizes(text)
     fixed = prod(size for _, size in pairs if size is not None)
@@ -107,7 +107,9 @@ def fit(text: str, devices: int) -> dict[str, int]:
         raise UsageError(
             f"strategy {text!r} on {devices} device{'s' if devices > 1 else ''}",
             f"it needs {need}",
-            f"use --devices {fixed}, or name an axis without a size to let it take all devices",
+            # A number alone means GPUs where there are any.
+            f"use --devices {'cpu:' if kind == 'cpu' else ''}{fixed}, or name an axis without a size to let it take "
+            "all devices",
         )
     known = axes()
     return {axis: sizes[axis] for axis in sorted(sizes, key=lambda axis: -known[axis].order)}

@@ -215,7 +215,8 @@ class Loop:
             self.engine.ask(wishes)
             self.due = self.agenda.after_step(epoch, share.step, self.steps + 1)
             outcome = self.engine.step(share, self.steps, course.tally)
-            self.engine.warn()
+            if self.spec.warns:
+                self.engine.warn()
             if self.unsaid:
                 # Only a model that draws: the step shows it.
                 self.own_notices += self.unsaid if self.engine.drew else []

@@ -71,6 +71,7 @@ class TrainSpec:
     ``is_kept``: whether the folder outlives the run, so that checkpoints can be kept there, every
     ``checkpoint_every``, the last ``keep`` of them. ``resume``: the folder of the checkpoint to go on from.
     ``made``: what of its first weights another copy of the model made when it ran, for the files of this run.
+    ``warns``: whether lines about a loss that may not add up go to standard error as well.
     ``told``: lines for the user that were known before the run began.
     ``facts``: what the job is, for checkpoints (see ``kway.training.facts``); ``subject``: for the record.
     ``tune``: how step kind and settings are to be chosen before the run begins, ``None`` for as the plan has them;
@@ -98,6 +99,7 @@ class TrainSpec:
     resume: str | None = None
     made: dict[str, str] = field(default_factory=dict)
     told: tuple[str, ...] = ()
+    warns: bool = True
     facts: dict[str, Any] = field(default_factory=dict)
     subject: dict[str, Any] = field(default_factory=dict)
     tune: Wish | None = None
