@@ -1,5 +1,7 @@
 """benchmarks/prediction: what counts as the right order, and how checks are held against bars."""
 
+from types import SimpleNamespace
+
 import pytest
 
 
@@ -38,8 +40,35 @@ def test_every_work_makes_a_job(script):
         assert len(job.data[0]) >= 60 * job.batch_size
 
 
-def test_auto_is_held_against_the_best_candidate_of_a_check(module_of):
-    script = module_of("prediction", "auto")
-    rows = [{"work": "lenet-32", "ratio": 1.09}, {"work": "lenet-2048", "ratio": 1.11}]
-    assert script.missed(rows) == ["lenet-2048"]
-    assert {script.named(*work) for work in script.WORKS} >= {"lenet-32", "lenet-256", "lenet-2048"}
+@pytest.fixture
+def auto(module_of):
+    return module_of("prediction", "auto")
+
+
+def test_auto_is_held_against_the_best_candidate_of_a_check(auto, monkeypatch):
+    rows = [
+        {"strategy": strategy, "devices": 1, "step_kind": "eager", "measured_step_s": seconds}
+        for strategy, seconds in (("single", 0.02), ("data=2", 0.01), ("threads=2", None))
+    ]
+    took = iter([0.011, 0.0105, 0.03, 0.02, 0.02, 0.02])
+
+    def train(job, **options):
+        assert options["strategy"] == "auto"
+        return SimpleNamespace(record=SimpleNamespace(**{**rows[0], "measured_step_s": next(took)}))
+
+    monkeypatch.setattr(auto.kway, "plan", lambda job, check: SimpleNamespace(candidates=rows))
+    monkeypatch.setattr(auto.kway, "train", train)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    found = {"work": "lenet-32", **auto.compared("lenet", 32, on_gpus=False)}
+    assert found["by a plan"]["ratio"] == pytest.approx(1.1)
+    assert found["alone"]["ratio"] == pytest.approx(2)
+    assert "lenet-32 alone" in auto.missed([found])
+    assert "the best candidate (data=2 eager, 10 ms)" in auto.text_of(found)
+
+
+def test_auto_is_read_at_three_batches_and_for_no_other_work(auto, monkeypatch, tmp_path, capsys):
+    assert {auto.named(*work) for work in auto.WORKS} >= {"lenet-32", "lenet-256", "lenet-2048"}
+    monkeypatch.setattr("sys.argv", ["auto.py", "--works", "lenet-33", "--out", str(tmp_path / "a.json")])
+    with pytest.raises(SystemExit):
+        auto.main()
+    assert "works lenet-33: there are lenet-32, " in capsys.readouterr().err

@@ -152,7 +152,7 @@ def test_the_one_layout_that_is_left_runs_also_without_a_price(monkeypatch, from
     in_memory = job((X, Y))
     going = automatic(Going(in_memory, "cpu:2", "auto", "auto", "math", 4), None, print)
     assert going.strategy == "data=2"
-    assert going.lines[0].startswith("auto: data=2 on cpu:2, of 2 candidates, not priced: ")
+    assert going.lines[0].startswith("auto: data=2 on cpu:2, of 2 layouts, not priced: ")
     # What threads lack is no candidate: the user has not named them. One that is left alone needs no price.
     needing = needing_processes("error", stall_timeout=timedelta(seconds=30), timeline=None, max_restarts=0)
     assert list(needing) == ["stall_timeout=30 s"]

@@ -19,6 +19,7 @@ STACK: list = []
 LAST = None
 SETTINGS = {"scale": 2.0}
 SIZES: dict = {}
+MADE_ONCE: dict = {}
 TABLE = torch.zeros(3)
 ROWS = np.zeros(3)
 CELLS = array("d", [0.0])
@@ -311,7 +312,7 @@ class Registered(Plain):
 
     def __init__(self):
         super().__init__()
-        SIZES["made"] = self.layer
+        MADE_ONCE["layer"] = self.layer
 
 
 def test_what_only_the_making_of_a_layer_writes_is_none():
@@ -337,15 +338,15 @@ class OnlyReads(Plain):
 
 
 def test_what_is_read_filled_once_or_a_replicas_own_goes_on():
-    weights = []
+    losses = []
     for devices, strategy in (("cpu:1", "single"), ("cpu:2", "threads")):
         torch.manual_seed(0)
         run = kway.train(
             replace(job(OnlyReads), precision="fp64"),
             epochs=2, devices=devices, strategy=strategy, echo=False,
         )  # fmt: skip
-        weights.append([epoch["train_loss"] for epoch in run.epochs])
-    assert weights[1] == pytest.approx(weights[0], abs=1e-12)
+        losses.append([epoch["train_loss"] for epoch in run.epochs])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-12)
 
 
 def test_a_profile_says_it_for_plans():

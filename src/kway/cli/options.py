@@ -132,7 +132,7 @@ def step_kind(parser: argparse.ArgumentParser, tunes: bool = False) -> None:
         "--step-kind",
         default="auto" if tunes else DEFAULT_KIND,
         metavar="KIND",
-        help=("auto: what was measured to be fastest; " if tunes else "")
+        help=("auto: what was measured to be fastest, or planned by --strategy auto; " if tunes else "")
         + f"{kinds} (default {'auto' if tunes else DEFAULT_KIND})",
     )
 

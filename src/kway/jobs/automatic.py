@@ -233,7 +233,7 @@ def automatic(
 
 
 def _only(going: Going, one: Candidate, left: Sequence[Left]) -> Going:
-    """Return a run as the one layout that there is: what it would cost decides nothing, and is not found out."""
+    """Return a run as the one candidate that there is: what it would cost decides nothing, and is not found out."""
     line = (
         f"auto: {one.strategy} on {short_set([*one.device_set])}, the only candidate: nothing is profiled for it, and "
         "nothing predicted"
@@ -250,7 +250,8 @@ def _unpriced(going: Going, asked: Asked, known: Known, error: NotMeasuredError)
     """
     found, left = asked.candidates(lambda device: known.step_kinds(device, asked.step_kinds))
     chosen = min(found, key=lambda each: one_process(each.layout))
-    which = "the only layout that is left" if len(found) == 1 else f"of {counted(len(found), 'candidate')}"
+    layouts = {(each.strategy, each.device_set) for each in found}
+    which = "the only layout that is left" if len(layouts) == 1 else f"of {counted(len(layouts), 'layout')}"
     line = f"auto: {chosen.strategy} on {short_set([*chosen.device_set])}, {which}, not priced: {error.need}"
     devices = spelled_set([*chosen.device_set])
     lines = (line, *left_out([each.to_dict() for each in left]), *known.notices)

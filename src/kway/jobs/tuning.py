@@ -181,11 +181,11 @@ def in_the_way_chosen(context: Any, spec: TrainSpec, model: nn.Module) -> TrainS
     tuned = tune_on_ranks(
         context.world, spec.job, spec.plan, model, spec.tune, length, context.status, say, context.stop
     )
-    job, plan = applied(
-        tuned.choice, spec.job, planned if tuned.how == "left" or tuned.undecided else spec.plan
-    )
+    job, plan = applied(tuned.choice, spec.job, planned if tuned.why or tuned.undecided else spec.plan)
     told = _told(tuned.how, tuned.choice, tuned.why, tuned.seconds, tuned.made, tuned.busy)
-    return replace(spec, job=job, plan=plan, tuned=told, told=(*spec.told, *_lines(tuned, spec.tune)))
+    return replace(
+        spec, job=job, plan=plan, tuned=told, told=(*spec.told, *_lines(tuned, spec.tune, spec.planned_kind))
+    )
 
 
 def _as_begun(spec: TrainSpec, resume: str) -> TrainSpec:
@@ -213,26 +213,28 @@ def _told(
     }  # fmt: skip
 
 
-def _lines(tuned: Tuned, wish: Wish) -> list[str]:
+def _lines(tuned: Tuned, wish: Wish, planned_kind: str | None) -> list[str]:
     """Say in a line what was chosen for a run: nothing, where nothing was looked for or found."""
+    is_planned = planned_kind is not None and (tuned.why or tuned.undecided)
+    as_they_are = f"steps run {planned_kind}, as planned" if is_planned else "steps run as they are"
     text, beside = choice_text(tuned.choice), _beside(tuned)
     anew = "kway tune --refresh measures anew"
     nothing = f"{UNDECIDED} ({anew})" if tuned.undecided else "nothing was found that is faster"
     if tuned.how == "remembered" and tuned.why:
-        return [f"steps run as they are: {tuned.why} (--step-kind compiled: all the same)"]
+        return [f"{as_they_are}: {tuned.why} (--step-kind compiled: all the same)"]
     if tuned.how == "remembered":
         if tuned.choice:
             again = f"{anew}; " if beside else ""
             return [f"{text}, as measured on {tuned.made[:10]}{beside} ({again}--no-tune: as it is)"]
         return [
-            f"steps run as they are: on {tuned.made[:10]}{beside} {nothing}"
+            f"{as_they_are}: on {tuned.made[:10]}{beside} {nothing}"
             + ("" if tuned.undecided else f" ({anew})")
         ]
     if tuned.how == "left":
         # A run that nobody asked to tune, and that tried nothing, has nothing to say.
         return [f"not tuned: {tuned.why}"] if tuned.seconds or wish.seconds is not None else []
     if not tuned.choice:
-        return [f"steps run as they are: in {tuned.seconds:.0f} s{beside} {nothing}"]
+        return [f"{as_they_are}: in {tuned.seconds:.0f} s{beside} {nothing}"]
     sure = "once only" if tuned.found is None or tuned.found.again is None else "twice"
     return [f"{text}, as measured now, {sure}, in {tuned.seconds:.0f} s{beside} (--no-tune: as it is)"]
 

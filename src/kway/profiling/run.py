@@ -147,9 +147,12 @@ class Profiler:
                     seen.inside = look_inside(sitting, INSIDE * self._wanted.seconds)
                     self._describe(sitting, seen.inside)
                     with HostDraws() as watch:
-                        sitting.take(sitting.shares[0])
+                        # A walk of a second for a model of a large package, which one device has no use for.
+                        if self._wanted.devices > 1:
+                            self.found.fields["not_in_threads"] = sitting.not_in_threads(sitting.shares[0])
+                        else:
+                            sitting.take(sitting.shares[0])
                     self.found.fields["draws_on_cpu"] = watch.found
-                    self.found.fields["not_in_threads"] = sitting.not_in_threads(sitting.shares[0])
                 if sitting.shares and sitting.seat.devices > 1 and not seen.calls:
                     seen.calls = sitting.rehearse(sitting.shares[0])
                     seen.kept = sitting.kept_for_gradients()
@@ -307,7 +310,7 @@ class Profiler:
                 found = [counts_of(sitting, samples) for samples in sizes]
         except Exception as error:
             self.found.notices.append(
-                f"its blocks cannot be computed again in backward: {line_of(error.__cause__ or error)}"
+                f"what computing its blocks again would save is not known: {line_of(error.__cause__ or error)}"
             )
             return None
         counts = dict(zip(sizes, (counts for counts, _ in found), strict=True))
