@@ -144,6 +144,14 @@ def test_modules_beside_the_script_are_found(tmp_path, monkeypatch):
     assert run(beside.f, ["cpu", "cpu"], group=False) == [0, 1]
 
 
+def test_a_file_beside_the_script_that_is_named_like_one_of_pythons_hides_none(tmp_path, monkeypatch):
+    (tmp_path / "glob.py").write_text("raise ImportError('not this one')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first, sum_of_one = run(lambda context: (sys.path[0], total(context, 1)), ["cpu"])[0]
+    assert first == str(tmp_path)
+    assert sum_of_one == (1, 1)
+
+
 def test_temporary_files_of_multiprocessing_go_with_ranks_that_are_killed():
     def makes(context):
         from multiprocessing.connection import Listener

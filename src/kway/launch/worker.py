@@ -186,7 +186,8 @@ def main(control: int) -> None:
 
     line.watch(take)
     write_whole_lines()
-    sys.path[:] = setup.path
+    # As where a file is loaded: torch is there before the file's folder comes first, which may have a glob.py.
+    sys.path += [entry for entry in setup.path if entry not in sys.path]
     folder = Path(setup.folder)
     announce(folder / BOARD, setup.rank, watched=False)
     stacks.answer_in(folder, setup.rank)
@@ -196,6 +197,7 @@ def main(control: int) -> None:
         group = _Group(setup) if setup.group else None
         for name in setup.preload:
             import_module(name)
+        sys.path[:] = setup.path
         line.send("ready")
         while (task := tasks.get()) is not None:
             result = _run(setup, task, group, line, stops.setdefault(task.number, StopRequest()))
