@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import kway
+from kway.step.hooked_losses import knows
 from kway.step.losses import rule_for
-from kway.step.reach import knows
 from kway.strategies.engine import Engine
 from kway.world import World
 

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from kway.errors import RefusedError, UsageError
 from kway.step.endings import Ending, as_they_are
 from kway.step.followed import Followed
+from kway.step.hooked_losses import knows
 from kway.step.precision import wide
-from kway.step.reach import knows
 from kway.step.shapes import check_same_shape
 from kway.step.tally import doubt_single
 

@@ -63,18 +63,6 @@ def reached(roots: Iterable[Any]) -> Iterator[Any]:
     return walked(roots, _ends, functions=True)
 
 
-def knows(model: nn.Module, loss: nn.Module) -> bool:
-    """Whether ``model`` leads to ``loss``, a module inside of it or a container there, which its hooks may fill.
-
-    What is a part of the model as well does not count.
-    """
-    own = {id(module) for module in model.modules()}
-    inside = [module for module in loss.modules() if id(module) not in own]
-    held = (value for module in inside for value in vars(module).values())
-    sought = {id(module) for module in inside} | {id(value) for value in held if type(value) in CONTAINERS}
-    return any(id(value) in sought for value in reached([model]))
-
-
 def table_of(value: Any) -> dict[str, Any]:
     """Return the attributes of ``value``, to be read or written: none where it has no table of them."""
     try:

@@ -15,9 +15,8 @@ from kway.job import Job
 from kway.launch.status import Status
 from kway.records import Plan
 from kway.step.build import build
-from kway.step.copying import computed
 from kway.step.made import add_made, made_since, names_of
-from kway.step.reach import knows, reached
+from kway.step.reach import reached
 from kway.step.seeds import preserved
 from kway.step.settings import Settings
 from kway.step.telling import EACH_STEP, Telling
@@ -92,16 +91,6 @@ def copied(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
     for before, new in zip(model.parameters(), made[0].parameters(), strict=True):
         new.requires_grad_(before.requires_grad)
     return made[0], made[1]
-
-
-def loss_beside(model: nn.Module, loss: Any) -> Any:
-    """Return what a run that trains the user's own ``model`` calls as its loss: of a module a copy.
-
-    One that hooks of the model write into is returned as it is: they know no other.
-    """
-    if not isinstance(loss, nn.Module) or knows(model, loss):
-        return loss
-    return copy.deepcopy(loss, computed([loss]))
 
 
 def _made_again(model: nn.Module, job: Job) -> nn.Module:
