@@ -18,6 +18,7 @@ from weakref import ReferenceType, ref
 
 from torch import nn
 
+from kway.launch.parameter_hooks import hang, hooks_on
 from kway.step.process_wide import drawn_from
 from kway.step.reach import ATOMS, CONTAINERS, is_filled, is_set, slots_of, table_of
 from kway.training.own_contents import entries
@@ -109,10 +110,7 @@ class _Own:
         made = self._memo.get(id(parameter), parameter)
         if made is parameter or not made.requires_grad:
             return
-        for hook in [*(parameter._backward_hooks or {}).values()]:
-            made.register_hook(self._content(hook))
-        for hook in [*(parameter._post_accumulate_grad_hooks or {}).values()]:
-            made.register_post_accumulate_grad_hook(self._content(hook))
+        hang(made, [[*map(self._content, hooks)] for hooks in hooks_on(parameter)])
 
     def _replace_in(self, kind: Any, made: Any) -> None:
         """Replace the entries of a container that is derived from ``kind``."""
