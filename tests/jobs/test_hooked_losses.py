@@ -112,3 +112,21 @@ def test_a_loss_that_no_hook_knows_is_copied():
     # A frozen part of the model is no loss.
     other.a.register_forward_hook(lambda module, args, out: other.b)
     assert not knows(other, nn.Sequential(other.b))
+
+
+KEPT = InAttribute(Net())
+
+
+def by_name(module, args, out):
+    (lambda: setattr(KEPT, "found", {"out": out}))()
+
+
+def test_a_loss_that_a_function_within_a_hook_finds_by_its_global_name_is_known():
+    model = Net()
+    # The name of an attribute alone is none of a variable.
+    model.a.register_forward_hook(
+        lambda module, args, out: getattr(module, "KEPT", None) or vars(module).KEPT
+    )
+    assert not knows(model, KEPT)
+    model.a.register_forward_hook(by_name)
+    assert knows(model, KEPT)
