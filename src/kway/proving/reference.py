@@ -309,7 +309,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _on(loss: Any, model: nn.Module, device: torch.device, floating: torch.dtype | None) -> Any:
-    """Put what a loss holds on the device: a copy, but where hooks of the model write into the loss."""
+    """Put what a loss holds on the device: a copy, but where hooks or functions of the model write into the loss."""
     if isinstance(loss, nn.Module):
         return loss_beside(model, loss).to(device=device, dtype=floating)
     if isinstance(loss, partial):

@@ -127,7 +127,8 @@ def rule_for(
 ) -> LossRule:
     """Make the rule for a job's loss. ``floating``: dtype for the loss's own tensors (class weights).
 
-    A loss module is copied, but for one that ``model`` knows: what its hooks write there is read in no copy.
+    A loss module is copied, but for one that hooks or functions of ``model`` write into (``hooked_losses.knows``): no
+    copy would read that.
 
     Raises ``UsageError`` as ``check_loss`` does. The rule raises it, too, for an output and a target of other
     shapes where they must be equal, and for what a loss of the user's own returns that is no loss or cannot add up; and

@@ -25,7 +25,7 @@ from kway.step.holders import is_the_users
 
 ATOMS = (str, bytes, int, float, bool, complex, type(None), type, torch.device, torch.dtype)
 CONTAINERS = (dict, list, set, deque)
-_CODE = (FunctionType, MethodType, BuiltinFunctionType, ReferenceType, partial)
+CODE = (FunctionType, MethodType, BuiltinFunctionType, ReferenceType, partial)
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 # What a hook has no reason to keep a loss in, and may be large.
 _LEAVES = (torch.Tensor, np.ndarray, ModuleType, Dataset, DataLoader)
@@ -57,7 +57,7 @@ def walked(
         elif issubclass(kind, (tuple, frozenset, *CONTAINERS)):
             waiting += value
         waiting += table_of(value).values()
-        if not issubclass(kind, _CODE):
+        if not issubclass(kind, CODE):
             if kind not in slots:
                 slots[kind] = slots_of(kind)
             waiting += (slot.__get__(value) for slot in slots[kind] if is_set(slot, value))
@@ -70,7 +70,16 @@ def reached(roots: Iterable[Any]) -> Iterator[Any]:
 
     Nothing is looked for in tensors, arrays and data sets, nor in what kway itself has hung on a model.
     """
-    return walked(roots, _ends, functions=True)
+    return walked(roots, ends, functions=True)
+
+
+def ends(value: Any) -> bool:
+    """Whether ``reached`` does not look into ``value``."""
+    kind = type(value)
+    if issubclass(kind, nn.Module):
+        return False
+    module = value.__module__ if kind is FunctionType else type.__getattribute__(kind, "__module__")
+    return issubclass(kind, _LEAVES) or str(module).partition(".")[0] == "kway"
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -131,14 +140,6 @@ def is_filled(cell: CellType) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _ends(value: Any) -> bool:
-    kind = type(value)
-    if issubclass(kind, nn.Module):
-        return False
-    module = value.__module__ if kind is FunctionType else type.__getattribute__(kind, "__module__")
-    return issubclass(kind, _LEAVES) or str(module).partition(".")[0] == "kway"
 
 
 def _known(value: Any) -> list[Any]:
