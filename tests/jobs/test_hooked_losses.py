@@ -140,7 +140,7 @@ def test_hooks_that_write_into_a_loss_train_as_in_plain_torch(ranks, kind):
             torch.testing.assert_close(own, other, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("kind", [InDict, InAttribute])
+@pytest.mark.parametrize("kind", [InDict, InAttribute, InOrdered, InObject])
 def test_hooks_that_write_into_a_loss_are_profiled_and_proved(kind):
     model, loss = made(kind)
     own = job(model, loss)
