@@ -5,7 +5,7 @@ import math
 import random
 import shutil
 import time
-from functools import cache, lru_cache, partial
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
@@ -373,28 +373,3 @@ def test_what_a_schedule_of_the_user_s_keeps_of_its_process_does_not_matter(with
     kway.train(job, epochs=1, out=tmp_path / "first", checkpoint_every="1epochs", **common)
     run = kway.train(job, epochs=2, out=tmp_path / "second", resume=tmp_path / "first", **common)
     assert run.record.steps == 8
-
-
-class Warming:
-    def __init__(self):
-        self.calls, self.rate, self.kind = 0, lambda step: 0.9**step, float
-
-    def __call__(self, step):
-        self.calls += 1
-        return self.kind(self.rate(step))
-
-
-@pytest.mark.parametrize("wrap", [lambda schedule, optimizer: schedule, then_fixed])
-@pytest.mark.parametrize("function", [lru_cache(partial(power, 0.9)), cache(lambda step: 0.9**step), Warming])
-def test_a_schedule_of_a_cached_function_or_an_object_that_holds_one_goes_on(tmp_path, function, wrap):
-    def schedule(optimizer):
-        made.append(function() if function is Warming else function)
-        return wrap(lr_scheduler.LambdaLR(optimizer, made[-1]), optimizer)
-
-    made = []
-    whole = train(schedule, epochs=2)
-    calls = getattr(made[-1], "calls", None)
-    train(schedule, tmp_path / "run")
-    gone_on = train(schedule, tmp_path / "more", epochs=2, resume=tmp_path / "run")
-    assert gone_on.record.weights_sha256 == whole.record.weights_sha256
-    assert getattr(made[-1], "calls", None) == calls

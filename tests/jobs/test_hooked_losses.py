@@ -1,5 +1,6 @@
 """A loss module that hooks of the model write into computes with what they wrote, wherever it is copied."""
 
+from collections import OrderedDict, defaultdict
 from functools import partial
 
 import pytest
@@ -8,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import kway
+from kway.step.hooked_losses import knows
 from kway.step.losses import rule_for
-from kway.step.reach import knows
 from kway.strategies.engine import Engine
 from kway.world import World
 
@@ -30,9 +31,11 @@ class Net(nn.Module):
 class InDict(nn.Module):
     """Wants small activations, which a hook keeps."""
 
+    made, net = dict, Net
+
     def __init__(self, model):
         super().__init__()
-        found = self.found = {}
+        found = self.found = self.made()
         # It knows the dict alone.
         model.a.register_forward_hook(lambda module, args, out: found.__setitem__("out", out))
         self.register_buffer("weight", torch.ones(3))
@@ -52,10 +55,68 @@ class InAttribute(InDict):
         self.found = {"out": out}
 
 
+class InOrdered(InDict):
+    made = OrderedDict
+
+
+class InDefault(InDict):
+    made = partial(defaultdict, list)
+
+
+class InInner(InDict):
+    """Of a dict in a dict the hook knows the inner one."""
+
+    @property
+    def found(self):
+        return self.state["inner"]
+
+    @found.setter
+    def found(self, found):
+        self.state = {"inner": found}
+
+
+class Box:
+    out = None
+
+
+class InObject(InDict):
+    def __init__(self, model):
+        nn.Module.__init__(self)
+        self.register_buffer("weight", torch.ones(3))
+        box = self.box = Box()
+        model.a.register_forward_hook(lambda module, args, out: setattr(box, "out", out))
+
+    @property
+    def found(self):
+        return {"out": self.box.out}
+
+
+class Keeping(Net):
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def forward(self, x):
+        self.kept["out"] = self.a(x)
+        return self.b(self.kept["out"].relu())
+
+
+class ByForward(InDict):
+    net = Keeping
+
+    def __init__(self, model):
+        nn.Module.__init__(self)
+        self.register_buffer("weight", torch.ones(3))
+        self.found = model.kept
+
+
 def made(kind):
     torch.manual_seed(5)
-    model = Net().double()
+    model = kind.net().double()
     return model, kind(model)
+
+
+KINDS = [InDict, InAttribute, InOrdered, InDefault, InInner, InObject, ByForward]
 
 
 def job(model, loss):
@@ -63,7 +124,7 @@ def job(model, loss):
     return kway.Job(model, loss, sgd, (X, Y), batch_size=32, precision="fp64")
 
 
-@pytest.mark.parametrize("kind", [InDict, InAttribute])
+@pytest.mark.parametrize("kind", KINDS)
 def test_hooks_that_write_into_a_loss_train_as_in_plain_torch(ranks, kind):
     model, loss = made(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -79,7 +140,7 @@ def test_hooks_that_write_into_a_loss_train_as_in_plain_torch(ranks, kind):
             torch.testing.assert_close(own, other, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("kind", [InDict, InAttribute])
+@pytest.mark.parametrize("kind", [InDict, InAttribute, InOrdered, InObject])
 def test_hooks_that_write_into_a_loss_are_profiled_and_proved(kind):
     model, loss = made(kind)
     own = job(model, loss)
@@ -112,3 +173,61 @@ def test_a_loss_that_no_hook_knows_is_copied():
     # A frozen part of the model is no loss.
     other.a.register_forward_hook(lambda module, args, out: other.b)
     assert not knows(other, nn.Sequential(other.b))
+
+
+class Weighing(Net):
+    """Reads a list that the loss reads, too."""
+
+    def __init__(self, factors):
+        super().__init__()
+        self.factors = factors
+
+    def forward(self, x):
+        return super().forward(x) * self.factors[0]
+
+
+class Weighed(nn.Module):
+    def __init__(self, factors):
+        super().__init__()
+        self.factors = factors
+        self.register_buffer("weight", torch.ones(3))
+
+    def forward(self, output, target):
+        return F.cross_entropy(output, target, self.weight.to(output), reduction="none") * self.factors[1]
+
+
+def test_a_loss_that_reads_what_the_model_reads_stays_as_it_is():
+    factors = [2.0, torch.tensor(3.0)]
+    model, loss = Weighing(factors), Weighed(factors)
+    # Hooks that know nothing of it, and one of a parameter.
+    model.a.register_forward_hook(lambda module, args, out: out * 1)
+    model.a.weight.register_hook(lambda gradient: gradient)
+    assert not knows(model, loss)
+    kway.train(job(model, loss), devices="cpu:1", strategy="single", epochs=1, tune=False, echo=False)
+    assert loss.weight.dtype == torch.float32
+    model.a.weight.register_hook(factors.append)
+    assert knows(model, loss)
+    # A function in an attribute is called by forward.
+    model = Weighing(factors)
+    assert not knows(model, loss)
+    model.keep = factors.append
+    assert knows(model, loss)
+
+
+KEPT = InAttribute(Net())
+
+
+def by_name(module, args, out):
+    def keep():
+        KEPT.found = {"out": out}
+
+    keep()
+
+
+def test_a_loss_that_a_function_within_a_hook_finds_by_its_global_name_is_known():
+    model = Net()
+    # The name of an attribute is none of a variable.
+    model.a.register_forward_hook(lambda module, args, out: module.KEPT)
+    assert not knows(model, KEPT)
+    model.a.register_forward_hook(by_name)
+    assert knows(model, KEPT)

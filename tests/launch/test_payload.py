@@ -267,6 +267,10 @@ def test_hooks_of_parameters_travel_with_them(tmp_path):
     assert got.seen[0] is got.weight
     assert model.seen == []
     assert not plain.weight._backward_hooks
+    # Torch hangs none on what is frozen.
+    model.weight.requires_grad_(False)
+    frozen = there_and_back(model, tmp_path)
+    assert not frozen.weight._backward_hooks
 
 
 @pytest.mark.gpu

@@ -109,6 +109,28 @@ def test_a_model_that_cannot_be_copied_nor_made_again_is_refused():
         kway.prove(job(Locked()), devices="cpu:1", strategy="single", steps=2)
 
 
+class Guarded:
+    """A penalty that cannot be copied, and counts."""
+
+    def __init__(self):
+        self.lock, self.calls = threading.Lock(), 0
+
+    def __call__(self, model):
+        self.calls += 1
+        return 0 * next(model.parameters()).sum()
+
+
+def test_what_a_proof_cannot_copy_beside_the_model_is_the_users_own_and_named():
+    guarded, model = Guarded(), nn.Linear(8, 3)
+    where = {"devices": "cpu:1", "strategy": "single", "steps": 2}
+    found = kway.prove(job(model, penalty=guarded), **where)
+    assert found.verdict == "pass"
+    (line,) = [each for each in found.notices if "not copied" in each]
+    assert "the job's loss, penalty (TypeError: cannot pickle '_thread.lock' object)" in line
+    assert guarded.calls > 0
+    assert not any("not copied" in each for each in kway.prove(job(model), **where).notices)
+
+
 class Keeping(nn.Module):
     """Hands on what a hook in a list keeps, and finds its layers through a cache."""
 

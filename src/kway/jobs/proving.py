@@ -106,7 +106,7 @@ def prove(
     parts = held(whole, job.seed, steps)
     is_made = not isinstance(job.model, torch.nn.Module)
     # An instance stays as the user has it, with init or without.
-    job = job if is_made else _copied(job.model, job)
+    job = job if is_made else _copied(job.model, job)[0]
     model = build(job)
     alone = Place(
         choose([sets[0][0]], "single", exactness, shards, step_kind, settings),
@@ -138,7 +138,7 @@ def prove(
         if on_start is not None:
             on_start(warned)
         # The reference trains and casts the model, and its loss goes with it.
-        own = _copied(model, job)
+        own, shared = _copied(model, job)
         case = Case(
             replace(own, model=job.model),
             parts,
@@ -177,6 +177,7 @@ def prove(
                         *_blamed(judge, rows),
                         *magnified(judge, rows),
                         *notices,
+                        *shared,
                         *warned,
                         *parts.notices,
                         *judge.notices,
@@ -202,31 +203,40 @@ def _run(
     model: torch.nn.Module, job: Job, where: Place, spec: candidate.CandidateSpec, *, echo: bool, ranks: Any
 ) -> dict[str, Any]:
     """Run a candidate there, in this process on copies of ``model`` and of what ``job`` calls."""
-    own = job if where.starts_ranks else _copied(model, job)
+    own = job if where.starts_ranks else _copied(model, job)[0]
     spec = replace(spec, job=replace(own, model=job.model))
     models = [] if where.starts_ranks else [own.model]
     result: dict[str, Any] = where.run(run_rank, spec, *models, echo=echo, ranks=ranks)[0]
     return result
 
 
-def _copied(model: torch.nn.Module, job: Job) -> Job:
-    """Return the job of a copy of ``model``, which is its model, with copies of what is called beside it.
+def _copied(model: torch.nn.Module, job: Job) -> tuple[Job, list[str]]:
+    """Return the job of a copy of ``model``, which is its model, with copies of what is called beside it; and notices.
 
-    What is called stays the user's own where it cannot be copied. Raises ``UsageError`` where the model cannot be.
+    What is called stays the user's own where it cannot be copied, which a notice says. Raises ``UsageError`` where the
+    model cannot be.
     """
-    alone = replace(job, loss=None, penalty=None, inputs=None, target=None, metrics={})
     try:
-        try:
-            own, beside = copied(model, job)
-        except Exception:
-            own, beside = copied(model, alone)[0], {}
+        own, beside = copied(model, job)
+    except Exception as error:
+        called = [name for name in ("loss", "penalty", "inputs", "target") if getattr(job, name) is not None]
+        named = [*called, *(["metrics"] if job.metrics else [])]
+        return replace(job, model=_copied_alone(model, job)), [
+            f"not copied for the proof, which may change them: the job's {', '.join(named)} "
+            f"({line_of(error)})"
+        ]
+    return replace(job, model=own, **beside), []
+
+
+def _copied_alone(model: torch.nn.Module, job: Job) -> torch.nn.Module:
+    try:
+        return copied(model, replace(job, loss=None, penalty=None, inputs=None, target=None, metrics={}))[0]
     except Exception as error:
         raise UsageError(
             f"a model that cannot be copied ({line_of(error)})",
             "a proof trains copies of it, so that yours stays as it is",
             "let the job make the model: pass its class, or a function",
         ) from error
-    return replace(job, model=own, **beside)
 
 
 def _strategies(names: str, exactness: str, shards: int) -> list[str]:

@@ -22,7 +22,7 @@ from kway.step.process_wide import drawing, held
 from kway.step.reach import walked
 from kway.step.seeds import preserved_everywhere
 from kway.training.own_contents import generator_like
-from kway.training.own_functions import of_process, with_own_functions
+from kway.training.own_functions import copies, of_process
 from kway.units import shown
 from kway.world import World
 
@@ -118,11 +118,8 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         else:
             memo[id(value)] = value
     try:
-        # What fails leaves half-made copies in it.
-        made = dict(memo)
-        with torch.no_grad():
-            # With gradients, scripted layers would copy their parameters as results of something.
-            copies = copy.deepcopy(arguments, made)
+        # What fails leaves half-made copies in its memo.
+        return copies(arguments, dict(memo), modules)
     except Exception as error:
         stream = _not_copied(arguments, memo)
         if stream is not None:
@@ -137,11 +134,6 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             "every replica has a model, a loss and an order of samples of its own",
             "use strategy data, or leave out of model and loss what copy.deepcopy cannot copy",
         ) from error
-    for value in _reached(arguments):
-        if isinstance(value, nn.Module) and id(value) in made:
-            for own, new in zip(value.parameters(), made[id(value)].parameters(), strict=True):
-                new.requires_grad_(own.requires_grad)
-    return with_own_functions(copies, made, modules)
 
 
 def _not_copied(arguments: tuple[Any, ...], memo: Mapping[int, Any]) -> str | None:

@@ -35,6 +35,7 @@ from kway.launch.one_run import alone
 from kway.records import Plan, Training
 from kway.report.lines import last_figures
 from kway.step.build import build, load_tensors, made_before
+from kway.step.hooked_losses import loss_beside
 from kway.step.made import add_made
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
@@ -45,7 +46,6 @@ from kway.trackers.protocol import Tracker
 from kway.training.facts import check_length
 from kway.training.growing import growth_of
 from kway.training.loop import Loop
-from kway.training.on_a_copy import loss_beside
 from kway.training.parts import training_parts
 from kway.training.saving import FOLDER
 from kway.training.spec import TrainSpec, interval, saving_interval

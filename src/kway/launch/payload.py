@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 from kway import by_value
+from kway.launch.parameter_hooks import hang, hooks_on
 from kway.launch.temporary import needs_room
 
 _LARGE = 64 * 1024
@@ -96,10 +97,10 @@ class _Pickler(by_value.Pickler):
                 return _restore_untyped, (self._shared(obj),)
             if isinstance(obj, torch.nn.Module) and _is_parametrized(obj):
                 return self._parametrized(obj)
-            if isinstance(obj, torch.nn.Parameter) and any(hooks := _hooks_of(obj)):
+            if isinstance(obj, torch.nn.Parameter) and (hooks := hooks_on(obj)):
                 # As a state: they may know the model that holds the parameter, which is made before them.
                 make, arguments, *_ = obj.__reduce_ex__(_PROTOCOL)
-                return make, arguments, hooks, None, None, _hang
+                return make, arguments, hooks, None, None, hang
         return super().reducer_override(obj)
 
     def _shared(self, storage: Any) -> _Storage:
@@ -114,23 +115,6 @@ class _Pickler(by_value.Pickler):
         original = parametrize.type_before_parametrizations(module)
         names = list(module.parametrizations)
         return _restore_parametrized, (original, names), module.__dict__
-
-
-def _hooks_of(parameter: Any) -> list[list[Any]]:
-    """Return the hooks on a parameter's gradient, which torch leaves behind: before it is added up, and after.
-
-    One that is not trained has none to act on.
-    """
-    tables = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
-    return [[*(table or {}).values()] for table in tables] if parameter.requires_grad else []
-
-
-def _hang(parameter: Any, hooks: list[list[Any]]) -> None:
-    before, after = hooks
-    for hook in before:
-        parameter.register_hook(hook)
-    for hook in after:
-        parameter.register_post_accumulate_grad_hook(hook)
 
 
 def _is_parametrized(module: Any) -> bool:

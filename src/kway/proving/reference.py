@@ -16,12 +16,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from kway.job import Job
-from kway.step.copying import computed
+from kway.step.hooked_losses import loss_beside
 from kway.step.inputs import move, splitter
 from kway.step.modes import begin_training
 from kway.step.penalty import one_number
 from kway.step.precision import cast
-from kway.step.reach import knows
 
 # Nudged parameters are off by this many roundings. A difference may be as large as 16 times the noise, and so 4 times
 # what they make: which activations change sides is chance, and a jump of one step says little of the next one's size.
@@ -310,10 +309,9 @@ def _scalar(value: Any) -> Any:
 
 
 def _on(loss: Any, model: nn.Module, device: torch.device, floating: torch.dtype | None) -> Any:
-    """Put what a loss holds on the device: a copy, but where hooks of the model write into the loss."""
+    """Put what a loss holds on the device: a copy, but where hooks or functions of the model write into the loss."""
     if isinstance(loss, nn.Module):
-        own = loss if knows(model, loss) else copy.deepcopy(loss, computed([loss]))
-        return own.to(device=device, dtype=floating)
+        return loss_beside(model, loss).to(device=device, dtype=floating)
     if isinstance(loss, partial):
         placed: Mapping[str, Any] = move(dict(loss.keywords), device, floating)
         return partial(loss.func, *loss.args, **placed)

@@ -3,8 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from kway.step.reach import walked
+
+_LEAVES = (torch.Tensor, np.ndarray, Dataset, DataLoader)
 
 
 def computed(modules: Iterable[nn.Module]) -> dict[int, Any]:
@@ -13,17 +19,10 @@ def computed(modules: Iterable[nn.Module]) -> dict[int, Any]:
     They come without their history: layers that hold some (of ``nn.utils.weight_norm``, say) compute them anew in each
     forward pass.
     """
-    memo: dict[int, Any] = {}
-    for module in modules:
-        for each in module.modules():
-            waiting = list(vars(each).values())
-            while waiting:
-                value = waiting.pop()
-                if isinstance(value, torch.Tensor):
-                    if not value.is_leaf:
-                        memo[id(value)] = value.detach().clone()
-                elif type(value) in (list, tuple):
-                    waiting += value
-                elif type(value) is dict:
-                    waiting += value.values()
-    return memo
+    parts = (each for module in modules for each in module.modules())
+    held = walked(parts, lambda value: issubclass(type(value), _LEAVES))
+    return {
+        id(value): value.detach().clone()
+        for value in held
+        if issubclass(type(value), torch.Tensor) and not value.is_leaf
+    }

@@ -23,8 +23,8 @@ class Followed:
 
     ``prepare`` changes the copy. ``fixed``: attributes that must stay as they were. The user's own stays where it is,
     and as it is. What the copy has changed by itself stays, too: only what is another in the user's own is taken over.
-    Not ``apart``: no copy, but ``source`` itself, as where hooks of the model write into it. It is moved, then, and
-    nothing needs to be taken over.
+    Not ``apart``: no copy, but ``source`` itself, as where hooks or functions of the model write into it. It is moved,
+    then, and nothing needs to be taken over.
     Raises ``UsageError`` for trained parameters that ``source`` holds where torch does not look for them.
 
     Not seen is what is written through ``.data``, or changed inside of an object that is neither module, tensor nor

@@ -7,6 +7,7 @@ in time, autograd calls it for each part before anything is summed, with numbers
 from torch import nn
 
 from kway.errors import RefusedError
+from kway.launch.parameter_hooks import hooks_on
 
 
 def refuse_hooks(model: nn.Module, cut: str | None, level: str) -> None:
@@ -18,7 +19,7 @@ def refuse_hooks(model: nn.Module, cut: str | None, level: str) -> None:
     if cut is None:
         return
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+        if hooks_on(parameter):
             raise RefusedError(
                 f"parameter {name!r} has a hook on its gradient, and the batch is cut {cut}",
                 f"at exactness {level} it must act on the gradient of the global batch, not on that of a part",

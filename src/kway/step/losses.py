@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from kway.errors import RefusedError, UsageError
 from kway.step.endings import Ending, as_they_are
 from kway.step.followed import Followed
+from kway.step.hooked_losses import knows
 from kway.step.precision import wide
-from kway.step.reach import knows
 from kway.step.shapes import check_same_shape
 from kway.step.tally import doubt_single
 
@@ -127,7 +127,8 @@ def rule_for(
 ) -> LossRule:
     """Make the rule for a job's loss. ``floating``: dtype for the loss's own tensors (class weights).
 
-    A loss module is copied, but for one that ``model`` knows: what its hooks write there is read in no copy.
+    A loss module is copied, but for one that hooks or functions of ``model`` write into (``hooked_losses.knows``): no
+    copy would read that.
 
     Raises ``UsageError`` as ``check_loss`` does. The rule raises it, too, for an output and a target of other
     shapes where they must be equal, and for what a loss of the user's own returns that is no loss or cannot add up; and

@@ -1,9 +1,18 @@
 """What lies in values: what they hold, and where asked for, what their functions know."""
 
+import dis
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 from weakref import ReferenceType
 
@@ -16,7 +25,8 @@ from kway.step.holders import is_the_users
 
 ATOMS = (str, bytes, int, float, bool, complex, type(None), type, torch.device, torch.dtype)
 CONTAINERS = (dict, list, set, deque)
-_CODE = (FunctionType, MethodType, BuiltinFunctionType, ReferenceType, partial)
+CODE = (FunctionType, MethodType, BuiltinFunctionType, ReferenceType, partial)
+_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 # What a hook has no reason to keep a loss in, and may be large.
 _LEAVES = (torch.Tensor, np.ndarray, ModuleType, Dataset, DataLoader)
 
@@ -47,7 +57,7 @@ def walked(
         elif issubclass(kind, (tuple, frozenset, *CONTAINERS)):
             waiting += value
         waiting += table_of(value).values()
-        if not issubclass(kind, _CODE):
+        if not issubclass(kind, CODE):
             if kind not in slots:
                 slots[kind] = slots_of(kind)
             waiting += (slot.__get__(value) for slot in slots[kind] if is_set(slot, value))
@@ -60,19 +70,39 @@ def reached(roots: Iterable[Any]) -> Iterator[Any]:
 
     Nothing is looked for in tensors, arrays and data sets, nor in what kway itself has hung on a model.
     """
-    return walked(roots, _ends, functions=True)
+    return walked(roots, ends, functions=True)
 
 
-def knows(model: nn.Module, loss: nn.Module) -> bool:
-    """Whether ``model`` leads to ``loss``, a module inside of it or a container there, which its hooks may fill.
+def ends(value: Any) -> bool:
+    """Whether ``reached`` does not look into ``value``."""
+    kind = type(value)
+    if issubclass(kind, nn.Module):
+        return False
+    module = value.__module__ if kind is FunctionType else type.__getattribute__(kind, "__module__")
+    return issubclass(kind, _LEAVES) or str(module).partition(".")[0] == "kway"
 
-    What is a part of the model as well does not count.
-    """
-    own = {id(module) for module in model.modules()}
-    inside = [module for module in loss.modules() if id(module) not in own]
-    held = (value for module in inside for value in vars(module).values())
-    sought = {id(module) for module in inside} | {id(value) for value in held if type(value) in CONTAINERS}
-    return any(id(value) in sought for value in reached([model]))
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield ``code``, and that of the functions, classes and generators that are made in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from codes_in(each)
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Return the names by which ``code`` may come by a variable; ``setattr`` and ``globals()`` take them as texts."""
+    return {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
+
+
+def globals_of(code: CodeType, around: Mapping[str, Any]) -> set[str]:
+    """Return which global variables, those of ``around``, ``code`` itself reads or writes."""
+    by_text = "globals" in code.co_names
+    found = {each for each in names_in(code) if each in around} if by_text else set[str]()
+    if not any(name in around for name in code.co_names):
+        return found
+    steps = dis.get_instructions(code)
+    return found | {step.argval for step in steps if step.opname in _GLOBAL and step.argval in around}
 
 
 def table_of(value: Any) -> dict[str, Any]:
@@ -112,14 +142,6 @@ def is_filled(cell: CellType) -> bool:
     return True
 
 
-def _ends(value: Any) -> bool:
-    kind = type(value)
-    if issubclass(kind, nn.Module):
-        return False
-    module = value.__module__ if kind is FunctionType else type.__getattribute__(kind, "__module__")
-    return issubclass(kind, _LEAVES) or str(module).partition(".")[0] == "kway"
-
-
 def _known(value: Any) -> list[Any]:
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
@@ -130,6 +152,7 @@ def _known(value: Any) -> list[Any]:
     if isinstance(value, BuiltinFunctionType):
         return [value.__self__]
     held = [cell.cell_contents for cell in value.__closure__ or () if is_filled(cell)]
-    read = value.__code__.co_names if is_the_users(value.__module__) else ()
-    around = (value.__globals__.get(name) for name in read)
-    return [*held, value.__defaults__, value.__kwdefaults__, *around]
+    around = value.__globals__
+    codes = codes_in(value.__code__) if is_the_users(value.__module__) else ()
+    read = (around[name] for code in codes for name in globals_of(code, around))
+    return [*held, value.__defaults__, value.__kwdefaults__, *read]

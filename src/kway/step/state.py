@@ -35,7 +35,7 @@ def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
     if made := step.made(saved):
         parts["made"] = made
     if step.schedule is not None:
-        parts["schedule"] = without_code(step.schedule.state_dict())
+        parts["schedule"] = _without_code(step.schedule.state_dict())
     if step.scaler is not None:
         parts["scaler"] = step.scaler.state_dict()
     if step.average is not None:
@@ -43,31 +43,35 @@ def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
     return parts
 
 
-def without_code(state: Any) -> Any:
+def _without_code(state: Any) -> Any:
     """Return the state of a schedule without functions and classes that objects it calls (``lr_lambdas``) keep.
 
-    Torch takes all their attributes, as of ``functools.lru_cache`` the function inside. The job brings its own.
+    Torch takes all their attributes, as of ``functools.lru_cache`` the function inside. The job brings its own. An
+    attribute that holds functions beside what can change stays, and cannot be saved: a part of it would be lost.
     """
     if not isinstance(state, dict):
         return state
     found = dict(state)
     if isinstance(given := found.get("lr_lambdas"), list):
         found["lr_lambdas"] = [
-            {
-                name: value
-                for name, value in own.items()
-                if name != "__wrapped__" and not isinstance(value, _CODE)
-            }
+            {name: value for name, value in own.items() if name != "__wrapped__" and not _is_code(value)}
             if isinstance(own, dict)
             else own
             for own in given
         ]
     if isinstance(inner := found.get("_schedulers"), list):
-        found["_schedulers"] = [*map(without_code, inner)]
+        found["_schedulers"] = [*map(_without_code, inner)]
     if "own" in found:
         # Of one whose rates are scaled.
-        found["own"] = without_code(found["own"])
+        found["own"] = _without_code(found["own"])
     return found
+
+
+def _is_code(value: Any) -> bool:
+    """Whether ``value`` is a function or class, or a list, tuple or dict of nothing else."""
+    if isinstance(value, list | tuple | dict) and value:
+        return all(map(_is_code, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, _CODE)
 
 
 def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:

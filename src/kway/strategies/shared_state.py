@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kway.job import Job
 from kway.step.process_wide import drawn_from
-from kway.strategies.reached import ATOMS, Thing, reached
+from kway.strategies.variables import PLAIN, Thing, things_in
 
 Keys = set[tuple[int, str | None]]
 # What cannot change.
@@ -38,7 +38,7 @@ class Reach:
         names = ("inputs", "target", "penalty", "loss", "metrics", "optimizer", "schedule")
         beside = {name: getattr(job, name) for name in names}
         of_all = {f"the hooks of all modules ({kind})": hooks for kind, hooks in _hooks_of_all().items()}
-        self._things = reached({"the model": model, **beside, **of_all})
+        self._things = things_in({"the model": model, **beside, **of_all})
         # Whether a step draws from what a process has once is watched otherwise.
         for one in drawn_from():
             self._things.pop((id(one), None), None)
@@ -121,7 +121,7 @@ class _Note:
 
 
 def _weak(value: Any) -> Any:
-    if issubclass(type(value), ATOMS):
+    if issubclass(type(value), PLAIN):
         return value
     try:
         return ref(value)
@@ -132,7 +132,7 @@ def _weak(value: Any) -> Any:
 def _is_one(held: Any, now: Any) -> bool:
     if type(held) is ref and type(now) is not ref:
         return held() is now
-    return held is now or (type(held) is type(now) and issubclass(type(now), ATOMS) and bool(held == now))
+    return held is now or (type(held) is type(now) and issubclass(type(now), PLAIN) and bool(held == now))
 
 
 def _number(value: Any) -> Any:

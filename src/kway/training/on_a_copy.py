@@ -1,6 +1,5 @@
 """An engine over a copy of the model: what tries or times steps leaves the user's own objects as they are."""
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -15,15 +14,14 @@ from kway.job import Job
 from kway.launch.status import Status
 from kway.records import Plan
 from kway.step.build import build
-from kway.step.copying import computed
 from kway.step.made import add_made, made_since, names_of
-from kway.step.reach import knows, reached
+from kway.step.reach import reached
 from kway.step.seeds import preserved
 from kway.step.settings import Settings
 from kway.step.telling import EACH_STEP, Telling
 from kway.strategies.engine import Engine
 from kway.training.own_contents import entries
-from kway.training.own_functions import of_process, with_own_functions
+from kway.training.own_functions import copies, of_process
 from kway.training.parts import training_parts
 from kway.world import World
 
@@ -77,31 +75,17 @@ def copied(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
     """
     names = ("loss", "penalty", "inputs", "target")
     beside = {**{name: getattr(job, name) for name in names}, "metrics": dict(job.metrics)}
-    memo = entries((model, beside), of_process()) | of_process()
-    with torch.no_grad():
-        # With gradients, scripted layers would copy their parameters as results of something.
-        try:
-            own = dict(memo)
-            made = with_own_functions(copy.deepcopy((model, beside), own), own, [model])
-        except Exception:
-            if isinstance(job.model, nn.Module):
-                raise
-            again = _made_again(model, job)
-            own = memo | {id(each): each for each in reached([again])} | _counterparts(model, again)
-            made = again, *with_own_functions((copy.deepcopy(beside, own),), own)
-    for before, new in zip(model.parameters(), made[0].parameters(), strict=True):
-        new.requires_grad_(before.requires_grad)
-    return made[0], made[1]
-
-
-def loss_beside(model: nn.Module, loss: Any) -> Any:
-    """Return what a run that trains the user's own ``model`` calls as its loss: of a module a copy.
-
-    One that hooks of the model write into is returned as it is: they know no other.
-    """
-    if not isinstance(loss, nn.Module) or knows(model, loss):
-        return loss
-    return copy.deepcopy(loss, computed([loss]))
+    memo = of_process()
+    memo |= entries((model, beside), memo)
+    try:
+        new, own = copies((model, beside), dict(memo), [model])
+    except Exception:
+        if isinstance(job.model, nn.Module):
+            raise
+        new = _made_again(model, job)
+        known = {id(each): each for each in reached([new])} | _counterparts(model, new)
+        (own,) = copies((beside,), memo | known)
+    return new, own
 
 
 def _made_again(model: nn.Module, job: Job) -> nn.Module:
@@ -116,6 +100,8 @@ def _made_again(model: nn.Module, job: Job) -> nn.Module:
     again.load_state_dict(state)
     for own, each in zip(model.modules(), again.modules(), strict=True):
         each.training = own.training
+    for before, new in zip(model.parameters(), again.parameters(), strict=True):
+        new.requires_grad_(before.requires_grad)
     return again
 
 

@@ -16,8 +16,10 @@ from types import BuiltinFunctionType, CellType, FunctionType, MemberDescriptorT
 from typing import Any
 from weakref import ReferenceType, ref
 
+import torch
 from torch import nn
 
+from kway.launch.parameter_hooks import hang, hooks_on
 from kway.step.process_wide import drawn_from
 from kway.step.reach import ATOMS, CONTAINERS, is_filled, is_set, slots_of, table_of
 from kway.training.own_contents import entries
@@ -39,18 +41,35 @@ def of_process() -> dict[int, Any]:
     return {id(each): each for each in drawn_from()}
 
 
-def with_own_functions(
-    made: tuple[Any, ...], memo: dict[int, Any], modules: Iterable[nn.Module] = ()
+def copies(
+    values: tuple[Any, ...], memo: dict[int, Any], modules: Iterable[nn.Module] = ()
 ) -> tuple[Any, ...]:
-    """Return ``made``, which ``copy.deepcopy`` did with ``memo``, with functions of its own in place of shared ones.
+    """Return copies of ``values``, as ``copy.deepcopy`` makes them with ``memo``, with functions of their own.
 
     A function is made again where it closes over variables, or has defaults that can change. Variables, and what they
     hold, are copied through ``memo``: once, for all functions and attributes that know them, and what of it is a part
     of the model is that of the copy. A cache of such a function (``functools.lru_cache``) is made again, and empty.
     What cannot be copied (a lock, a file) stays shared, and so does what functions reach by global names, or through
-    their class. Weak references to what was copied lead to the copy. ``modules``: those that were copied, whose
-    parameters have hooks that ``copy.deepcopy`` leaves behind.
+    their class. Weak references to what was copied lead to the copy. ``modules``: those in ``values`` whose parameters
+    are trained, or frozen, in the copy as well, and keep the hooks that ``copy.deepcopy`` leaves behind.
+
+    Raises what keeps ``copy.deepcopy`` from it; half-made copies are in ``memo`` then.
     """
+    modules = [*modules]
+    # With gradients, scripted layers would copy their parameters as results of something.
+    with torch.no_grad():
+        made = copy.deepcopy(values, memo)
+        for module in modules:
+            if id(module) in memo:
+                for own, new in zip(module.parameters(), memo[id(module)].parameters(), strict=True):
+                    new.requires_grad_(own.requires_grad)
+        return _with_own_functions(made, memo, modules)
+
+
+def _with_own_functions(
+    made: tuple[Any, ...], memo: dict[int, Any], modules: Iterable[nn.Module]
+) -> tuple[Any, ...]:
+    """Return ``made``, copies, with functions of its own in place of shared ones."""
     own = _Own(memo)
     made = tuple(map(own.of, made))
     for parameter in dict.fromkeys(each for module in modules for each in module.parameters()):
@@ -109,10 +128,7 @@ class _Own:
         made = self._memo.get(id(parameter), parameter)
         if made is parameter or not made.requires_grad:
             return
-        for hook in [*(parameter._backward_hooks or {}).values()]:
-            made.register_hook(self._content(hook))
-        for hook in [*(parameter._post_accumulate_grad_hooks or {}).values()]:
-            made.register_post_accumulate_grad_hook(self._content(hook))
+        hang(made, [[*map(self._content, hooks)] for hooks in hooks_on(parameter)])
 
     def _replace_in(self, kind: Any, made: Any) -> None:
         """Replace the entries of a container that is derived from ``kind``."""
