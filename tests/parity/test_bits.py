@@ -159,7 +159,7 @@ def test_what_cannot_keep_its_bits_is_refused(ranks, size, job, said):
 
 def test_a_shard_with_one_value_a_channel_names_the_shard(ranks):
     job = job_of("dropout", model=flat_norm, batch_size=5)
-    with pytest.raises(ValueError, match=r"shard 1 has 1 .*fewer shards"):
+    with pytest.raises(kway.UsageError, match=r"shard 1 has 1 .*fewer shards"):
         kway.train(job, devices="cpu:1", exactness="bits", shards=SHARDS, epochs=1)
 
 
