@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import kway
 from kway.step.hooked_losses import knows
 from kway.step.losses import rule_for
+from kway.step.reach import reached
 from kway.strategies.engine import Engine
 from kway.world import World
 
@@ -231,3 +232,47 @@ def test_a_loss_that_a_function_within_a_hook_finds_by_its_global_name_is_known(
     assert not knows(model, KEPT)
     model.a.register_forward_hook(by_name)
     assert knows(model, KEPT)
+
+
+class Options(dict):
+    """A dict whose entries are its attributes as well, one of them named like a method."""
+
+    def __init__(self, **entries):
+        super().__init__(**entries)
+        self.__dict__ = self
+
+
+class Configured(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+        self.options = Options(values=[1], hidden=6)
+
+
+class OfOptions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.options = Options(values=[1])
+
+    def forward(self, output, target):
+        return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+@pytest.mark.parametrize("strategy", ["single", "threads"])
+def test_a_dict_whose_entries_hide_its_methods_is_walked_all_the_same(strategy):
+    job = kway.Job(
+        Configured(), OfOptions(), torch.optim.SGD, (torch.randn(16, 6), torch.arange(16) % 3), batch_size=8
+    )
+    devices = "cpu:1" if strategy == "single" else "cpu:2"
+    assert (
+        kway.train(job, devices=devices, strategy=strategy, epochs=1, echo=False).record.step_kind == "eager"
+    )
+
+
+def test_large_tables_are_not_looked_into_and_losses_of_torch_ask_for_nothing():
+    model, loss, plain = Configured(), OfOptions(), nn.CrossEntropyLoss()
+    model.vocabulary = {f"w{number}": [number] for number in range(20_000)}
+    assert sum(1 for _ in reached([model])) < 1_000
+    model.__dict__["known"] = plain
+    assert not knows(model, plain)
+    model.__dict__["known"] = loss
+    assert knows(model, loss)

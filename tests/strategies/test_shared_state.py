@@ -167,7 +167,7 @@ class Scratch(torch.optim.SGD):
 
 
 def fading(optimizer):
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / next(NUMBERS))
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + next(NUMBERS)))
 
 
 class ByData(Plain):

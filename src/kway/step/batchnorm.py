@@ -19,6 +19,11 @@ from kway.step.stand_in import Forward, stand_in_of, standing_in
 from kway.step.traced import Chain, normalised
 from kway.units import counted
 
+# What torch says, and kway in its place.
+_TOO_FEW = (
+    "Expected more than 1 value per channel when training",
+    "batch normalisation needs more than 1 value",
+)
 _LARGER = (
     "a larger batch, and data of as many samples at least; where it is the last batch of an epoch that is too small, "
     "one that leaves a larger rest or none"
@@ -71,7 +76,7 @@ def without_statistics(error: BaseException, batch_size: int) -> UsageError | No
     """Return what to raise in place of what torch, or kway in its words, says of a batch that has no statistics;
     ``None`` for any other exception.
     """
-    if not isinstance(error, ValueError) or "more than 1 value" not in text_of(error):
+    if type(error) is not ValueError or not text_of(error).startswith(_TOO_FEW):
         return None
     # kway's own words say what to do there.
     said, _, helps = one_line(text_of(error)).partition(": use ")

@@ -49,6 +49,8 @@ def knows(model: nn.Module, loss: nn.Module) -> bool:
     and their containers where methods of the model may write into some; both may read one. What is a part of the model
     as well, data and tensors do not count.
     """
+    if all(_is_of_torch(module) for module in loss.modules()):
+        return False
     own = {id(module) for module in model.modules()}
     modules = [module for module in loss.modules() if id(module) not in own]
     held = [value for module in modules for name, value in vars(module).items() if name not in _OF_TORCH]
@@ -65,6 +67,12 @@ def knows(model: nn.Module, loss: nn.Module) -> bool:
         return True
     containers = {id(each) for each in walked(held, _is_no_container) if issubclass(type(each), CONTAINERS)}
     return any(id(each) in containers for each in there) and _may_write(there)
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    """Whether ``module`` reads nothing but its own tensors and options, which are followed where they change."""
+    hooked = any(table for name, table in vars(module).items() if name.endswith("_hooks"))
+    return type(module).__module__.startswith("torch.nn.") and not hooked
 
 
 def _functions(model: nn.Module) -> Iterator[Any]:

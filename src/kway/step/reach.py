@@ -29,6 +29,9 @@ CODE = (FunctionType, MethodType, BuiltinFunctionType, ReferenceType, partial)
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 # What a hook has no reason to keep a loss in, and may be large.
 _LEAVES = (torch.Tensor, np.ndarray, ModuleType, Dataset, DataLoader)
+# A container of more entries is a table of the user's, a vocabulary say.
+_MANY = 10_000
+_ITERATED: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
 
 
 def walked(
@@ -52,11 +55,9 @@ def walked(
         yield value
         if leaves(value):
             continue
-        if issubclass(kind, dict):
-            waiting += value.values()
-        elif issubclass(kind, (tuple, frozenset, *CONTAINERS)):
-            waiting += value
-        waiting += table_of(value).values()
+        waiting += entries_of(value)
+        # The table may be the value itself, with entries named like its methods.
+        waiting += dict.values(table_of(value))
         if not issubclass(kind, CODE):
             if kind not in slots:
                 slots[kind] = slots_of(kind)
@@ -68,7 +69,7 @@ def walked(
 def reached(roots: Iterable[Any]) -> Iterator[Any]:
     """Yield what code in ``roots`` can get at by what it holds or closes over, and by global variables of the user's.
 
-    Nothing is looked for in tensors, arrays and data sets, nor in what kway itself has hung on a model.
+    Nothing is looked for in tensors, arrays, data sets and large tables, nor in what kway itself has hung on a model.
     """
     return walked(roots, ends, functions=True)
 
@@ -79,7 +80,7 @@ def ends(value: Any) -> bool:
     if issubclass(kind, nn.Module):
         return False
     module = value.__module__ if kind is FunctionType else type.__getattribute__(kind, "__module__")
-    return issubclass(kind, _LEAVES) or str(module).partition(".")[0] == "kway"
+    return issubclass(kind, _LEAVES) or _is_large(value) or str(module).partition(".")[0] == "kway"
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -103,6 +104,22 @@ def globals_of(code: CodeType, around: Mapping[str, Any]) -> set[str]:
         return found
     steps = dis.get_instructions(code)
     return found | {step.argval for step in steps if step.opname in _GLOBAL and step.argval in around}
+
+
+def entries_of(value: Any) -> Iterable[Any]:
+    """Return what lies in a container, without its keys, by what it is derived from: a class may have its own way."""
+    kind = type(value)
+    if issubclass(kind, dict):
+        return dict.values(value)
+    for base in _ITERATED:
+        if issubclass(kind, base):
+            return base.__iter__(value)  # type: ignore[no-any-return]
+    return ()
+
+
+def _is_large(value: Any) -> bool:
+    kind = type(value)
+    return any(issubclass(kind, base) and base.__len__(value) > _MANY for base in (dict, *_ITERATED))
 
 
 def table_of(value: Any) -> dict[str, Any]:

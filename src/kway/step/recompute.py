@@ -69,14 +69,17 @@ def not_again(error: BaseException, model: nn.Module) -> RefusedError | None:
 
     Not where memory, a device or a peer was lost meanwhile, which says nothing of the block.
     """
-    if isinstance(error, KwayError) or not recomputes(model):
+    # Of others what torch says of shapes that do not fit: those of the user's own code come through as they are.
+    if (
+        isinstance(error, KwayError)
+        or type(error) not in (CheckpointError, RuntimeError)
+        or not recomputes(model)
+    ):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not isinstance(error, CheckpointError):
         inside = any(frame.f_code.co_name == _ASKS and frame.f_code.co_filename == _FILE for frame in frames)
-        lost = type(error).__module__.partition(".")[0] == "torch" or any(
-            frame.f_globals.get("__name__", "").startswith("kway.comm.") for frame in frames
-        )
+        lost = any(frame.f_globals.get("__name__", "").startswith("kway.comm.") for frame in frames)
         if lost or not inside:
             return None
     return RefusedError(

@@ -56,10 +56,13 @@ def referred(value: Any) -> list[Any]:
     """Return what an object refers to itself, attributes first."""
     table = table_of(value)
     if issubclass(type(value), torch.Tensor):
-        return [*table.values()]
-    known = {id(each) for each in table.values()}
+        return [*dict.values(table)]
+    known = {id(each) for each in dict.values(table)}
     # Python lists attributes, or the table of them, by how the object lies in memory just now.
-    return [*table.values(), *(x for x in gc.get_referents(value) if x is not table and id(x) not in known)]
+    return [
+        *dict.values(table),
+        *(x for x in gc.get_referents(value) if x is not table and id(x) not in known),
+    ]
 
 
 def things_in(roots: Mapping[str, Any]) -> dict[tuple[int, str | None], Thing]:
@@ -89,7 +92,8 @@ def _inside(thing: Thing) -> Iterable[Thing] | None:
     kind = type(value)
     if kind is dict and "__builtins__" in value:
         return None
-    if kind.__module__.partition(".")[0] == "kway":
+    # Not by the attribute: a class may say something else of its objects.
+    if str(type.__getattribute__(kind, "__module__")).partition(".")[0] == "kway":
         return None
     if issubclass(kind, ReferenceType):
         return [Thing(thing.label, value())]
@@ -99,7 +103,7 @@ def _inside(thing: Thing) -> Iterable[Thing] | None:
 def _of_object(thing: Thing, value: Any) -> Iterator[Thing]:
     table = table_of(value)
     kind = type(value).__qualname__
-    for name, each in table.items():
+    for name, each in dict.items(table):
         # An attribute of a layer tells more than how one comes to the layer; containers have none.
         yield Thing(f"attribute {name!r} of {kind}" if name[:1] != "_" else thing.label, each)
     yield from (Thing(thing.label, each) for each in referred(value)[len(table) :])
