@@ -1,5 +1,6 @@
 """What jobs advise where they cannot run as they were asked to."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -44,3 +45,12 @@ def test_the_last_batch_of_an_epoch_may_be_the_one_that_has_none():
         kway.UsageError, match=r"^a batch of 1 sample, .* one that leaves a larger rest or none$"
     ):
         kway.train(job(), devices="cpu:1", epochs=1)
+
+
+def test_an_error_of_the_users_own_in_like_words_comes_through():
+    def loss(output, target):
+        raise ValueError("expected more than 1 value per class, got one label")
+
+    with pytest.raises(ValueError, match="per class") as caught:
+        kway.train(replace(job(), loss=loss), devices="cpu:1", steps=1)
+    assert type(caught.value) is ValueError

@@ -146,7 +146,11 @@ def test_blocks_that_cannot_be_computed_again_are_one_clear_error(ranks, size, f
 
 @pytest.mark.parametrize(
     ("error", "again"),
-    [(torch.AcceleratorError("CUDA error: lost"), True), (RuntimeError("of a hook"), False)],
+    [
+        (torch.AcceleratorError("CUDA error: lost"), True),
+        (KeyError("of a block"), True),
+        (RuntimeError("of a hook"), False),
+    ],
 )
 def test_what_else_goes_wrong_in_backward_is_not_taken_for_that(error, again):
     own = job(partial(Caching, partial(Lost, error, again)))
