@@ -1,6 +1,5 @@
 """Strategy threads on GPUs: the mathematics of one, and the bits of one, by threads of this process."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,21 +7,27 @@ import torch
 from torch import nn
 
 import kway
+from kway.devices import select
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(53, 1, 8, 8, generator=G), torch.arange(53) % 4
 
 
-def net():
+def net(dropout=0.2):
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(288, 4)
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(288, 4)
     )
 
 
-def job_of(**more):
+def wide():
+    # Gradients of 1 MiB, and of 256 KiB: reduced where backward left them, several at once where ranks are processes.
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 16))
+
+
+def job_of(model=net, **more):
     return kway.Job(
-        model=net,
+        model=model,
         loss=nn.CrossEntropyLoss(),
         optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
         data=(X, Y),
@@ -31,38 +36,47 @@ def job_of(**more):
     )
 
 
-def sets():
-    return [f"cuda:{','.join(map(str, range(count)))}" for count in range(2, torch.cuda.device_count() + 1)]
+@pytest.fixture(params=["on_each", "on_one"])
+def sets(request, monkeypatch):
+    """Device sets of two and more replicas, and whether each has a GPU of its own.
+
+    Where all are on the first one, nothing is copied from one GPU to another, and they share its random numbers.
+    """
+    apart = request.param == "on_each"
+    if apart:
+        request.getfixturevalue("two")
+    else:
+        monkeypatch.setattr(select, "_listed", lambda text, rest, cluster: ["cuda:0"] * (1 + rest.count(",")))
+    count = torch.cuda.device_count() if apart else 2
+    return [f"cuda:{','.join(map(str, range(size)))}" for size in range(2, count + 1)], apart
 
 
-def test_the_proof_holds_on_two_and_more(two):
-    devices = " ".join(["cuda:0", *sets()])
-    proof = kway.prove(job_of(), devices=devices, strategy="threads", echo=False)
+def test_the_proof_holds_on_two_and_more(sets):
+    found, apart = sets
+    job = job_of(net if apart else partial(net, dropout=0.0))
+    proof = kway.prove(job, devices=" ".join(["cuda:0", *found]), strategy="threads", echo=False)
+    assert [row["devices"] for row in proof.candidates] == [*range(1, len(found) + 2)]
     assert proof.verdict == "pass", [(row["equal"], row["reason"]) for row in proof.candidates]
 
 
-def test_bits_are_those_of_one_gpu(two):
-    options = {"exactness": "bits", "shards": 8, "epochs": 3, "tune": False}
-    alone = kway.train(job_of(), devices="cuda:0", **options)
-    for devices in sets():
-        run = kway.train(job_of(), devices=devices, strategy="threads", **options)
+def test_bits_are_those_of_one_gpu(sets):
+    found, apart = sets
+    job = job_of(net if apart else partial(net, dropout=0.0))
+    options = {"exactness": "bits", "shards": 8, "epochs": 3, "tune": False, "echo": False}
+    alone = kway.train(job, devices="cuda:0", **options)
+    for devices in found:
+        run = kway.train(job, devices=devices, strategy="threads", **options)
         assert run.record.weights_sha256 == alone.record.weights_sha256, devices
 
 
-def test_large_gradients_are_summed_as_processes_do(two):
-    # Gradients of 1 MiB, and of 256 KiB: reduced where backward left them, several at once where ranks are processes.
-    def wide():
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 16))
-
-    job = replace(job_of(precision="fp64"), model=wide)
-    losses = [
-        [
-            row["train_loss"]
-            for row in kway.train(job, devices=two, strategy=name, epochs=3, tune=False, echo=False).epochs
-        ]
-        for name in ("threads", "data")
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+def test_large_gradients_are_summed_as_on_one_gpu(sets):
+    found, _ = sets
+    options = {"epochs": 3, "tune": False, "echo": False}
+    alone = kway.train(job_of(wide, precision="fp64"), devices="cuda:0", **options)
+    for devices in found:
+        run = kway.train(job_of(wide, precision="fp64"), devices=devices, strategy="threads", **options)
+        for row, other in zip(run.epochs, alone.epochs, strict=True):
+            assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-12), devices
 
 
 def test_dropout_draws_from_each_gpu_so_that_steps_run_side_by_side(two):
