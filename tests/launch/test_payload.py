@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from kway import by_value
 from kway.launch.payload import check, dump, load
@@ -271,6 +272,41 @@ def test_hooks_of_parameters_travel_with_them(tmp_path):
     model.weight.requires_grad_(False)
     frozen = there_and_back(model, tmp_path)
     assert not frozen.weight._backward_hooks
+
+
+def test_handles_of_hooks_remove_them_where_they_arrive(tmp_path):
+    model = Masked()
+    model.handles = [
+        model.bias.register_hook(lambda gradient: gradient * 5),
+        model.bias.register_post_accumulate_grad_hook(model.seen.append),
+    ]
+    got = there_and_back(model, tmp_path)
+    got(torch.ones(1, 2)).sum().backward()
+    assert got.bias.grad.eq(5).all()
+    for handle in got.handles:
+        handle.remove()
+    got.zero_grad()
+    got(torch.ones(1, 2)).sum().backward()
+    assert got.bias.grad.eq(1).all()
+    assert len(got.seen) == 3
+    assert len(model.bias._backward_hooks) == 1
+
+
+def test_a_hook_to_come_takes_the_place_of_none(tmp_path):
+    model = nn.Linear(1, 1)
+    model.weight.register_hook(lambda gradient: gradient * 3)
+    written = dump(model, tmp_path)
+    before = RemovableHandle.next_id
+    try:
+        # As in a new process.
+        RemovableHandle.next_id = 0
+        got = load(written)
+        for _ in range(before):
+            got.weight.register_hook(lambda gradient: gradient)
+    finally:
+        RemovableHandle.next_id = max(before, RemovableHandle.next_id)
+    got(torch.ones(1, 1)).backward()
+    assert got.weight.grad.item() == 3
 
 
 @pytest.mark.gpu

@@ -112,3 +112,29 @@ def test_one_that_is_linear_runs_at_loose(ranks):
             cut, devices="cpu:2", strategy="data", epochs=1, exactness="loose", ranks=ranks, echo=False
         ).model
         torch.testing.assert_close(own.weight, right.weight, rtol=0, atol=1e-14)
+
+
+class MaskedAtFirst(nn.Linear):
+    """Its weight is masked until it removes the hook in its third step."""
+
+    def __init__(self):
+        super().__init__(3, 1, dtype=torch.float64)
+        nn.init.constant_(self.weight, 0.5)
+        nn.init.zeros_(self.bias)
+        self.steps = 0
+        self.mask = self.weight.register_hook(lambda gradient: gradient * torch.tensor([1.0, 0.0, 1.0]))
+
+    def forward(self, x):
+        self.steps += self.training
+        if self.steps == 3:
+            self.mask.remove()
+        return super().forward(x)
+
+
+def test_a_hook_that_the_model_removes_is_gone_on_all_devices(ranks):
+    right = kway.train(job_of(MaskedAtFirst), devices="cpu:1", epochs=4, echo=False).model
+    for options in ({"strategy": "data", "ranks": ranks}, {"strategy": "threads"}):
+        own = kway.train(
+            job_of(MaskedAtFirst()), devices="cpu:2", exactness="loose", epochs=4, echo=False, **options
+        )
+        torch.testing.assert_close(own.model.weight, right.weight, rtol=0, atol=1e-14)

@@ -264,3 +264,21 @@ def test_hooks_of_parameters_are_those_of_the_copy():
     assert copied.weight.grad.tolist() == [[3, 3]]
     assert sorted(copied.seen()) == ["first", "then"]
     assert seen == []
+
+
+def test_handles_of_hooks_remove_those_of_the_copy():
+    layer = nn.Linear(2, 1)
+    handle = layer.weight.register_hook(lambda gradient: gradient * 3)
+    lock = threading.Lock()
+    late = layer.bias.register_hook(lambda gradient: gradient * 5 if lock else gradient)
+    layer.handle, layer.leave = handle, lambda: late.remove() or lock
+    (copied,) = _copied((layer,))
+    copied(torch.ones(1, 2)).sum().backward()
+    assert (copied.weight.grad.tolist(), copied.bias.grad.tolist()) == ([[3, 3]], [5])
+    copied.handle.remove()
+    copied.leave()
+    copied.zero_grad()
+    copied(torch.ones(1, 2)).sum().backward()
+    assert (copied.weight.grad.tolist(), copied.bias.grad.tolist()) == ([[1, 1]], [1])
+    layer(torch.ones(1, 2)).sum().backward()
+    assert (layer.weight.grad.tolist(), layer.bias.grad.tolist()) == ([[3, 3]], [5])

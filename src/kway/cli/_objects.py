@@ -54,13 +54,13 @@ def load_object(what: str, text: str) -> Any:
 
 
 def _names(what: str, module: ModuleType) -> list[str]:
-    """List the public names of what a module defines, for a model its jobs and classes of modules where it has any."""
+    """List the public names of what a module defines: for a model its jobs, then its classes of modules, if any."""
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     own = {n: v for n, v in public.items() if getattr(v, "__module__", None) == module.__name__}
     jobs = [name for name, value in public.items() if isinstance(value, Job)]
     models = [name for name, value in own.items() if hasattr(value, "named_parameters")]
     if what == "model" and (jobs or models):
-        return sorted([*jobs, *models])
+        return [*sorted(jobs), *sorted(models)]
     callables = [name for name, value in public.items() if callable(value)]
     return sorted(name for name in callables if name in own) or sorted(callables)
 

@@ -2,22 +2,26 @@
 
 from typing import Any
 
+_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
-def hooks_on(parameter: Any) -> list[list[Any]]:
-    """Return the hooks on a parameter's gradient: those before it is added up, and those after; none is ``[]``.
 
-    None either of a frozen parameter: torch hangs no hook on one, so that those which it had before it was frozen are
-    lost with a copy, also where that is trained later.
+def hooks_on(parameter: Any) -> list[dict[int, Any] | None]:
+    """Return torch's tables of the hooks on a parameter's gradient: those before it is added up, and those after.
+
+    The tables themselves: the handles of hooks know them, and remove hooks from them. Without a hook ``[]``, and so for
+    a frozen parameter: torch hangs no hook on one, so that those which it had before it was frozen are lost with a
+    copy, also where that is trained later.
     """
-    tables = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
-    found = [[*(table or {}).values()] for table in tables] if parameter.requires_grad else []
+    found = [getattr(parameter, name) for name in _TABLES] if parameter.requires_grad else []
     return found if any(found) else []
 
 
-def hang(parameter: Any, hooks: list[list[Any]]) -> None:
-    """Give a trained parameter what ``hooks_on`` gave of another."""
-    before, after = hooks or ([], [])
-    for hook in before:
-        parameter.register_hook(hook)
-    for hook in after:
-        parameter.register_post_accumulate_grad_hook(hook)
+def hang(parameter: Any, tables: list[dict[int, Any] | None]) -> None:
+    """Give a trained parameter the tables of its own, as ``hooks_on`` gave them of another."""
+    from torch.utils.hooks import RemovableHandle
+
+    for name, table in zip(_TABLES, tables, strict=True):
+        if table:
+            setattr(parameter, name, table)
+            # A hook to come must not take the place of one of these, which another process has numbered.
+            RemovableHandle.next_id = max(RemovableHandle.next_id, 1 + max(table))

@@ -82,8 +82,8 @@ def _functions(model: nn.Module) -> Iterator[Any]:
             if name.endswith("_hooks") and isinstance(table, dict):
                 yield from table.values()
     for parameter in model.parameters():
-        for hooks in hooks_on(parameter):
-            yield from hooks
+        for table in hooks_on(parameter):
+            yield from (table or {}).values()
     yield from (each for each in walked([model], ends) if issubclass(type(each), CODE))
 
 

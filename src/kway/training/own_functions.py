@@ -6,7 +6,7 @@ must find its own there, whatever the others do meanwhile, and what is tried on 
 
 import copy
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -128,7 +128,14 @@ class _Own:
         made = self._memo.get(id(parameter), parameter)
         if made is parameter or not made.requires_grad:
             return
-        hang(made, [[*map(self._content, hooks)] for hooks in hooks_on(parameter)])
+        if tables := hooks_on(parameter):
+            hang(made, [table and self._table(table) for table in tables])
+
+    def _table(self, own: dict[int, Any]) -> Any:
+        """Return the copy's table of hooks, which handles of them that were copied know."""
+        if id(own) not in self._memo:
+            self._keep(own, OrderedDict((number, self._content(hook)) for number, hook in own.items()))
+        return self._memo[id(own)]
 
     def _replace_in(self, kind: Any, made: Any) -> None:
         """Replace the entries of a container that is derived from ``kind``."""
