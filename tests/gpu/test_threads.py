@@ -52,8 +52,9 @@ def sets(request, monkeypatch):
         request.getfixturevalue("two")
     else:
         monkeypatch.setattr(select, "_listed", lambda text, rest, cluster: ["cuda:0"] * (1 + rest.count(",")))
-    count = torch.cuda.device_count() if apart else 2
-    return [f"cuda:{','.join(map(str, range(size)))}" for size in range(2, count + 1)], net if apart else plain
+    most = torch.cuda.device_count() if apart else 2
+    found = [f"cuda:{','.join(map(str, range(count)))}" for count in range(2, most + 1)]
+    return found, net if apart else plain
 
 
 def test_the_proof_holds_on_two_and_more(sets):
