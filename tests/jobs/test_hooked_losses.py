@@ -276,3 +276,47 @@ def test_large_tables_are_not_looked_into_and_losses_of_torch_ask_for_nothing():
     assert not knows(model, plain)
     model.__dict__["known"] = loss
     assert knows(model, loss)
+
+
+class Unmasking(nn.Module):
+    """A loss that takes a hook off the model in its third step."""
+
+    def __init__(self, handle):
+        super().__init__()
+        self.handles, self.steps = [handle], 0
+        self.own = self.register_forward_hook(lambda module, args, output: output * 2)
+
+    def forward(self, output, target):
+        self.steps += 1
+        if self.steps == 3:
+            self.handles[0].remove()
+            self.own.remove()
+        return (output[:, 0] - target).square()
+
+
+@pytest.mark.parametrize("where", [("single", "cpu:1"), ("threads", "cpu:2"), ("data", "cpu:2")], ids=str)
+def test_a_loss_that_removes_a_hook_of_the_model_removes_it_where_it_trains(ranks, where):
+    def parts():
+        layer = nn.Linear(3, 1, dtype=torch.float64)
+        nn.init.constant_(layer.weight, 0.5)
+        nn.init.zeros_(layer.bias)
+        return layer, Unmasking(layer.register_forward_hook(lambda module, args, output: output * 3))
+
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = x.sum(1)
+    (right, loss), (model, own) = parts(), parts()
+    optimizer = torch.optim.SGD(right.parameters(), lr=0.01)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss(right(x), y).mean().backward()
+        optimizer.step()
+    options = {"strategy": where[0], "devices": where[1], "epochs": 5, "echo": False}
+    job = kway.Job(
+        model=model, loss=own, optimizer=partial(torch.optim.SGD, lr=0.01), data=(x, y), batch_size=4
+    )
+    if where[0] == "data":
+        options["ranks"] = ranks
+    trained = kway.train(job, **options).model
+    torch.testing.assert_close(trained.weight, right.weight, rtol=0, atol=1e-13)
+    # The user's own loss keeps its hook.
+    assert len(own._forward_hooks) == 1

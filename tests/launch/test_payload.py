@@ -268,10 +268,13 @@ def test_hooks_of_parameters_travel_with_them(tmp_path):
     assert got.seen[0] is got.weight
     assert model.seen == []
     assert not plain.weight._backward_hooks
-    # Torch hangs none on what is frozen.
+    # They act again where what is frozen is trained again.
     model.weight.requires_grad_(False)
-    frozen = there_and_back(model, tmp_path)
-    assert not frozen.weight._backward_hooks
+    thawed = there_and_back(model, tmp_path)
+    thawed.weight.requires_grad_()
+    thawed.factor = 5.0
+    thawed(torch.ones(1, 2)).sum().backward()
+    assert thawed.weight.grad.eq(5).all()
 
 
 def test_handles_of_hooks_remove_them_where_they_arrive(tmp_path):
@@ -292,21 +295,24 @@ def test_handles_of_hooks_remove_them_where_they_arrive(tmp_path):
     assert len(model.bias._backward_hooks) == 1
 
 
-def test_a_hook_to_come_takes_the_place_of_none(tmp_path):
-    model = nn.Linear(1, 1)
+@pytest.mark.parametrize("large", [False, True])
+def test_a_hook_to_come_takes_the_place_of_none(tmp_path, large):
+    model = nn.Linear(1, LARGE if large else 1)
+    nn.init.ones_(model.weight)
     model.weight.register_hook(lambda gradient: gradient * 3)
-    written = dump(model, tmp_path)
-    before = RemovableHandle.next_id
+    model.register_forward_hook(lambda module, args, output: output * 2)
+    written, before = dump(model, tmp_path), RemovableHandle.next_id
     try:
         # As in a new process.
         RemovableHandle.next_id = 0
         got = load(written)
         for _ in range(before):
-            got.weight.register_hook(lambda gradient: gradient)
+            got.weight.register_hook(lambda gradient: gradient).remove()
+            got.register_forward_hook(lambda module, args, output: None).remove()
     finally:
         RemovableHandle.next_id = max(before, RemovableHandle.next_id)
-    got(torch.ones(1, 1)).backward()
-    assert got.weight.grad.item() == 3
+    got(torch.ones(1, 1)).sum().backward()
+    assert got.weight.grad.eq(6).all()
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """Hooks on parameters: run where they get the gradient of the global batch, refused where they would get a part's."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -138,3 +139,46 @@ def test_a_hook_that_the_model_removes_is_gone_on_all_devices(ranks):
             job_of(MaskedAtFirst()), devices="cpu:2", exactness="loose", epochs=4, echo=False, **options
         )
         torch.testing.assert_close(own.model.weight, right.weight, rtol=0, atol=1e-14)
+
+
+class Thawed(nn.Linear):
+    """It trains its weight, on which there is a hook, from its third step on."""
+
+    def __init__(self):
+        super().__init__(3, 1, dtype=torch.float64)
+        nn.init.constant_(self.weight, 0.5)
+        nn.init.zeros_(self.bias)
+        self.steps = 0
+        self.weight.register_hook(lambda gradient: gradient * 3)
+        self.weight.requires_grad_(False)
+
+    def forward(self, x):
+        self.steps += self.training
+        if self.steps == 3:
+            self.weight.requires_grad_()
+        return super().forward(x)
+
+
+def test_a_hook_on_what_is_trained_later_is_refused_then_and_acts_at_loose(ranks):
+    right = kway.train(job_of(Thawed), devices="cpu:1", epochs=4, echo=False).model
+    assert not right.weight.eq(0.5).any()
+    options = {"devices": "cpu:2", "epochs": 4, "echo": False}
+    for where in ({"strategy": "data", "ranks": ranks}, {"strategy": "threads"}):
+        own = kway.train(job_of(Thawed()), exactness="loose", **options, **where)
+        torch.testing.assert_close(own.model.weight, right.weight, rtol=0, atol=1e-14)
+        with pytest.raises(kway.RefusedError, match="'weight' has a hook on its gradient"):
+            kway.train(job_of(Thawed()), **options, **where)
+
+
+def hooked_later(context):
+    job = job_of(partial(nn.Linear, 3, 1), batch_size=3)
+    with kway.parallel(job, devices="auto", strategy="data") as session:
+        for number, batch in enumerate(session.batches(0)):
+            if number == 1:
+                session.model.weight.register_hook(lambda gradient: gradient.clamp(-0.02, 0.02))
+            session.step(batch)
+
+
+def test_a_hook_that_a_loop_hangs_later_is_refused(ranks):
+    with pytest.raises(kway.RefusedError, match="'weight' has a hook on its gradient"):
+        ranks.run(hooked_later)

@@ -282,3 +282,35 @@ def test_handles_of_hooks_remove_those_of_the_copy():
     assert (copied.weight.grad.tolist(), copied.bias.grad.tolist()) == ([[1, 1]], [1])
     layer(torch.ones(1, 2)).sum().backward()
     assert (layer.weight.grad.tolist(), layer.bias.grad.tolist()) == ([[3, 3]], [5])
+
+
+def test_a_hook_that_removes_itself_knows_the_copy_s_table():
+    layer, lock = nn.Linear(1, 1), threading.Lock()
+
+    class Locked:
+        def __init__(self):
+            self.lock = lock
+
+        def __call__(self, gradient):
+            return gradient * 5
+
+    def once(gradient):
+        handle.remove()
+        return gradient * 3
+
+    handle = layer.weight.register_hook(once)
+    layer.weight.register_hook(Locked())
+    (copied,) = _copied((layer,))
+    for right in (15, 5):
+        copied.zero_grad()
+        copied(torch.ones(1, 1)).sum().backward()
+        assert copied.weight.grad.item() == right
+    assert len(layer.weight._backward_hooks) == 2
+
+
+def test_what_is_noted_on_parameters_is_noted_on_the_copy_s():
+    layer = nn.Linear(1, 1)
+    layer.bias.decays, layer.weight.tied_to = False, [layer.bias]
+    (copied,) = _copied((layer,))
+    assert copied.bias.decays is False
+    assert copied.weight.tied_to[0] is copied.bias

@@ -179,7 +179,7 @@ def dump(obj: Any, folder: Path | None = None) -> bytes:
         file.discard()
         raise
     file.close()
-    return pickle.dumps((file.path, file.spans, out.getvalue()), protocol=_PROTOCOL)
+    return pickle.dumps((file.path, file.spans, out.getvalue(), _next_hook()), protocol=_PROTOCOL)
 
 
 def check(obj: Any) -> None:
@@ -189,11 +189,27 @@ def check(obj: Any) -> None:
 
 def load(payload: bytes, *, keep: bool = True) -> Any:
     """Rebuild what ``dump`` was given. With ``keep=False`` the file loses its name once it is mapped."""
-    path, spans, body = pickle.loads(payload)
+    path, spans, body, next_hook = pickle.loads(payload)
     if path is None:
-        return pickle.loads(body)
+        return _numbered(pickle.loads(body), next_hook)
     with Path(path).open("rb") as file:
         memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     if not keep:
         Path(path).unlink()
-    return pickle.loads(body, buffers=[memory[start : start + size] for start, size in spans])
+    buffers = [memory[start : start + size] for start, size in spans]
+    return _numbered(pickle.loads(body, buffers=buffers), next_hook)
+
+
+def _next_hook() -> int:
+    """Return the number that torch gives the next hook of this process."""
+    hooks: Any = sys.modules.get("torch.utils.hooks")
+    return 0 if hooks is None else int(hooks.RemovableHandle.next_id)
+
+
+def _numbered(obj: Any, next_hook: int) -> Any:
+    """Return ``obj``; let no hook to come take the place of one in it, which another process has numbered."""
+    if next_hook:
+        from torch.utils.hooks import RemovableHandle
+
+        RemovableHandle.next_id = max(RemovableHandle.next_id, next_hook)
+    return obj

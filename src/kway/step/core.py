@@ -12,12 +12,14 @@ from kway.data.loader import Share
 from kway.data.seeds import key
 from kway.errors import UsageError
 from kway.job import Job, clip_rule
+from kway.launch.parameter_hooks import any_hooked
 from kway.step.build import make_schedule
 from kway.step.clip import clip_gradients
 from kway.step.ema import MovingAverage
 from kway.step.endings import Ending, as_they_are
 from kway.step.gather import WholeBatch
 from kway.step.gradients import keep_apart, resolve_conjugates
+from kway.step.hooked import refuse_hooks
 from kway.step.inputs import caller, move, splitter
 from kway.step.kept_buffers import KeptBuffers
 from kway.step.losses import rule_for
@@ -76,6 +78,8 @@ class StepCore(ABC):
         self.draws: Callable[[Sequence[int], torch.device], Draws] = Keyed
         self._stepped, self._other_loss = True, False
         self.right: Callable[[Tensor, Tensor], Tensor] = right_ones
+        # How a batch is cut, and the level at which no hook may act on the gradient of a part; ``None``: any may.
+        self.cut: tuple[str, str] | None = None
         # Whether what ``compilable`` lists is compiled in the step being taken.
         self.compiles = False
         self._roster, self._built = Roster(model), names_of(model.state_dict(keep_vars=True))
@@ -113,7 +117,11 @@ class StepCore(ABC):
         self.signs.begin(self.asked)
         self.follow_loss()
         changed, self._other_loss = self._other_loss, False
-        return self.check_parameters() or changed
+        changed |= self.check_parameters()
+        if self.cut is not None and any_hooked(self.parameters):
+            # One may be new, or on what was frozen when the run began.
+            refuse_hooks(self.model, *self.cut)
+        return changed
 
     def follow_loss(self) -> None:
         """Take over what a loop has changed in a loss module."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kway.errors import UsageError
-from kway.step.copying import computed
+from kway.step.copying import apart
 
 _VALUES = (bool, int, float, complex, str, type(None))
 _TABLES = ("", "_parameters", "_buffers")
@@ -153,7 +153,7 @@ def _copied(value: Any, loss: nn.Module) -> Any:
         return type(value)(_copied(item, loss) for item in value)
     if type(value) is dict:
         return {key: _copied(item, loss) for key, item in value.items()}
-    memo = computed([value]) if isinstance(value, nn.Module) else {}
+    memo = apart(value)
     made = copy.deepcopy(value, memo)
     if any(isinstance(each, nn.Parameter) and each.requires_grad for each in memo.values()):
         raise UsageError(

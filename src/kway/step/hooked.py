@@ -19,7 +19,7 @@ def refuse_hooks(model: nn.Module, cut: str | None, level: str) -> None:
     if cut is None:
         return
     for name, parameter in model.named_parameters():
-        if hooks_on(parameter):
+        if parameter.requires_grad and hooks_on(parameter):
             raise RefusedError(
                 f"parameter {name!r} has a hook on its gradient, and the batch is cut {cut}",
                 f"at exactness {level} it must act on the gradient of the global batch, not on that of a part",

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from kway.launch.parameter_hooks import hooks_on
-from kway.step.copying import computed
+from kway.step.copying import apart
 from kway.step.holders import is_the_users
 from kway.step.reach import CODE, CONTAINERS, codes_in, ends, reached, walked
 
@@ -38,7 +38,7 @@ def loss_beside(model: nn.Module, loss: Any) -> Any:
     """
     if not isinstance(loss, nn.Module) or knows(model, loss):
         return loss
-    return copy.deepcopy(loss, computed([loss]))
+    return copy.deepcopy(loss, apart(loss))
 
 
 def knows(model: nn.Module, loss: nn.Module) -> bool:

@@ -124,9 +124,8 @@ class Engine:
             self.part.bucket_bytes = settings.bucket_bytes or pieces
             for axis in sorted(layout, key=lambda name: known[name].order):
                 known[axis].apply(self.part, self.mesh.group(axis))
-            share = -(-batch_size // self.part.shares)
-            cut = self._level.cut(job, self.part.shares, share, shards) is not None
-            self._scripted = scripted(self.model) if cut else []
+            cut = self._level.cut(job, self.part.shares, -(-batch_size // self.part.shares), shards)
+            self._scripted = scripted(self.model) if cut is not None else []
             # Modes are set by now.
             check_scripted(self._scripted, trains)
             with self.memory.explains("start"):
@@ -134,6 +133,7 @@ class Engine:
                 # A schedule changes some of them when it is made.
                 self.options_made = options_by_name(self.optimizer, self.model.named_parameters())
                 self._step = self._level.open(self.part, self.optimizer)
+            self._step.cut = None if cut is None else (cut, level)
             self._lengths = Lengths(self._step.rule.doubts)
             self._evaluation = Evaluation(self._step, self.part, self.status)
             if self._step.kept is not None:

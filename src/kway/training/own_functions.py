@@ -56,23 +56,29 @@ def copies(
     Raises what keeps ``copy.deepcopy`` from it; half-made copies are in ``memo`` then.
     """
     modules = [*modules]
+    parameters = list(dict.fromkeys(each for module in modules for each in module.parameters()))
+    # Before all else, and empty: handles that lie in values or functions are copied with the table that they know.
+    tables = [table for each in parameters for table in hooks_on(each) if table]
+    memo.update({id(table): OrderedDict() for table in tables})
     # With gradients, scripted layers would copy their parameters as results of something.
     with torch.no_grad():
         made = copy.deepcopy(values, memo)
-        for module in modules:
-            if id(module) in memo:
-                for own, new in zip(module.parameters(), memo[id(module)].parameters(), strict=True):
-                    new.requires_grad_(own.requires_grad)
-        return _with_own_functions(made, memo, modules)
+        for own in parameters:
+            new = memo.get(id(own), own)
+            if new is not own:
+                new.requires_grad_(own.requires_grad)
+                # Copies of parameters lack what was noted on them, such as that they do not decay.
+                vars(new).update(copy.deepcopy(vars(own), memo))
+        return _with_own_functions(made, memo, parameters)
 
 
 def _with_own_functions(
-    made: tuple[Any, ...], memo: dict[int, Any], modules: Iterable[nn.Module]
+    made: tuple[Any, ...], memo: dict[int, Any], parameters: Iterable[nn.Parameter]
 ) -> tuple[Any, ...]:
     """Return ``made``, copies, with functions of its own in place of shared ones."""
     own = _Own(memo)
     made = tuple(map(own.of, made))
-    for parameter in dict.fromkeys(each for module in modules for each in module.parameters()):
+    for parameter in parameters:
         own.hang(parameter)
     done = 0
     # What comes to a dict comes last.
@@ -125,17 +131,13 @@ class _Own:
 
     def hang(self, parameter: nn.Parameter) -> None:
         """Give the copy of a parameter hooks as the parameter has."""
-        made = self._memo.get(id(parameter), parameter)
-        if made is parameter or not made.requires_grad:
+        made, tables = self._memo.get(id(parameter), parameter), hooks_on(parameter)
+        if made is parameter or not tables:
             return
-        if tables := hooks_on(parameter):
-            hang(made, [table and self._table(table) for table in tables])
-
-    def _table(self, own: dict[int, Any]) -> Any:
-        """Return the copy's table of hooks, which handles of them that were copied know."""
-        if id(own) not in self._memo:
-            self._keep(own, OrderedDict((number, self._content(hook)) for number, hook in own.items()))
-        return self._memo[id(own)]
+        for table in filter(None, tables):
+            new = self._memo[id(table)]
+            new.update({number: self._content(hook) for number, hook in table.items() if number not in new})
+        hang(made, [table and self._memo[id(table)] for table in tables])
 
     def _replace_in(self, kind: Any, made: Any) -> None:
         """Replace the entries of a container that is derived from ``kind``."""
