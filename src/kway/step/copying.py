@@ -37,7 +37,9 @@ def apart(value: Any) -> dict[int, Any]:
     modules = [*value.modules()] if isinstance(value, nn.Module) else []
     own = {id(table) for module in modules for table in vars(module).values()}
     handles = (each for each in walked([value], _is_leaf) if type(each) is RemovableHandle)
-    return computed(modules[:1]) | {id(each): each for each in handles if id(each.hooks_dict_ref()) not in own}
+    return computed(modules[:1]) | {
+        id(each): each for each in handles if id(each.hooks_dict_ref()) not in own
+    }
 
 
 def _is_leaf(value: Any) -> bool:
