@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.loading import load_own_weights
 from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs import threads
@@ -34,7 +35,7 @@ from kway.launch.interrupt import asked_to_stop
 from kway.launch.one_run import alone
 from kway.records import Plan, Training
 from kway.report.lines import last_figures
-from kway.step.build import build, load_tensors, made_before
+from kway.step.build import build, made_before
 from kway.step.hooked_losses import loss_beside
 from kway.step.made import add_made
 from kway.step.precision import cast, precision_of
@@ -357,7 +358,7 @@ def _as_trained(model: nn.Module, folder: Path, made: dict[str, str]) -> nn.Modu
     """Give ``model`` the weights that ranks left in ``folder``, and what theirs ``made`` when they ran."""
     state = read_tensors(folder / "weights.safetensors")
     add_made(model, state, made)
-    load_tensors(model, state, "of the run")
+    load_own_weights(model, state, "of the run")
     return model
 
 
