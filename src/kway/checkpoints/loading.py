@@ -6,10 +6,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from kway.checkpoints.names import WRAPPERS, named_as_in, own_weights
+from kway.checkpoints.names import PREFIXES, WRAPPERS, named_as_in, own_weights
 from kway.errors import UsageError
 
-_PREFIXES = frozenset(WRAPPERS.values())
 # Names by their words: what begins with a word lies under it, and ``None`` leads to the name that ends there.
 _Tree = dict[str | None, Any]
 T = TypeVar("T")
@@ -102,7 +101,7 @@ def _matched(theirs: _Tree, own: _Tree) -> dict[str, str] | None:
         if None not in parts:
             return found | {name: key for part in parts for name, key in (part or {}).items()}
     only = next(iter(theirs)) if len(theirs) == 1 else None
-    return _matched(theirs[only], own) if only in _PREFIXES else None
+    return _matched(theirs[only], own) if only in PREFIXES else None
 
 
 def _bare(own: Collection[str], weights: Mapping[str, T]) -> dict[str, T]:
@@ -110,7 +109,7 @@ def _bare(own: Collection[str], weights: Mapping[str, T]) -> dict[str, T]:
     found = dict(weights)
     while not any(name in own for name in found):
         first = {name.partition(".")[0] for name in found}
-        if len(first) != 1 or not first <= _PREFIXES:
+        if len(first) != 1 or not first <= PREFIXES:
             break
         found = {name.partition(".")[2]: value for name, value in found.items()}
     return found
@@ -118,7 +117,7 @@ def _bare(own: Collection[str], weights: Mapping[str, T]) -> dict[str, T]:
 
 def _prefixed(names: Iterable[str]) -> str:
     """Name the prefixes of wrappers in names that are not the model's."""
-    found = sorted({word for name in names for word in name.split(".")[:-1]} & _PREFIXES)
+    found = sorted({word for name in names for word in name.split(".")[:-1]} & PREFIXES)
     kinds = {
         word: sorted(path.rpartition(".")[2] for path in WRAPPERS if WRAPPERS[path] == word) for word in found
     }

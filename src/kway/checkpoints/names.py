@@ -18,6 +18,7 @@ WRAPPERS = {
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
 }
+PREFIXES = frozenset(WRAPPERS.values())
 
 
 def own_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
@@ -25,12 +26,10 @@ def own_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
     Wrappers are known by their class, at any depth: a user's module that is called ``module`` keeps its name.
     """
-    names = list(names)
-    if not any(_wrapped(module) for module in model.modules()):
-        return {
-            name: name for name in names
-        }  # a loop asks between two steps: to follow each takes milliseconds
-    return {name: _own_name(model, name) for name in names}
+    # A loop asks between two steps: to follow each through the model would take milliseconds.
+    return {
+        name: _own_name(model, name) if any(prefix in name for prefix in PREFIXES) else name for name in names
+    }
 
 
 def own_weights(model: nn.Module, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
