@@ -137,6 +137,12 @@ def test_k01_each_goes_on_with_each_others_run_bit_for_bit(begun, save, load):
     assert tag_of(run.model) == 7
 
 
+def test_k01_a_wrapper_is_no_part_of_what_differs_from_another_job(begun):
+    other = job_of("bare", batch_size=10, optimizer=partial(torch.optim.SGD, lr=0.2, momentum=0.9))
+    with pytest.raises(kway.UsageError, match=r"job: batch_size 5, now 10; optimizer: lr 0\.1, now 0\.2:"):
+        train(other, steps=3, resume=begun("compiled")[0])
+
+
 @pytest.mark.parametrize("save", WRAPS)
 def test_k01_files_have_the_models_own_names(begun, save):
     out, run = begun(save)
@@ -146,6 +152,10 @@ def test_k01_files_have_the_models_own_names(begun, save):
     saved = newest(out / "checkpoints", print)
     assert (saved.weights().keys(), saved.part("ema").keys()) == (OWN, {*TRAINED, "out.bias"})
     assert saved.part("optimizer")["entries"].keys() == TRAINED
+    bare = newest(begun("bare")[0] / "checkpoints", print)
+    assert [saved.part(part) for part in ("options", "beginning")] == [
+        bare.part(part) for part in ("options", "beginning")
+    ]
     assert saved.part("buffers").keys() == {"scale.passed"}
     assert saved.part("modules") == {"scale._extra_state": {"tag": 7}}
     assert run.ema.keys() == OWN
