@@ -269,3 +269,8 @@ def test_k01_a_loop_of_ones_own_too(tmp_path):
     found = halves("bare", tmp_path, 3)
     right = halves("bare", tmp_path / "whole", 3)
     assert all(torch.equal(value, right[name]) for name, value in found.items())
+
+
+def test_k01_a_proof_starts_each_step_of_a_wrapped_model_from_its_own_state(ranks):
+    proof = kway.prove(job_of("checkpoint inside"), devices="1,2", ranks=ranks, echo=False)
+    assert proof.verdict == "pass"
