@@ -46,12 +46,13 @@ def launch(
 ) -> list[str]:
     """Run the script ``target`` (with ``module``: the module of that name) in a rank for each of ``devices``.
 
-    Returns when all ranks have left with exit code 0, with lines for the user about how they ran. A rank may come to the
-    script's end, or to ``sys.exit(0)``, early as long as the others do not fail without it; one that leaves by
-    ``os._exit(0)`` has failed, unless all do. A rank whose output cannot be flushed at the end leaves with Python's exit code for that, 120: a
-    failure, but never in place of another rank's. One device is one rank without rank variables, so that the script
-    may start ranks of its own. ``logs``: an existing folder for ``rank-N.log``. ``init_method``: where several ranks
-    meet, if not at a port that is free. ``rank_flag``: a flag that the script gets with the local rank.
+    Returns when all ranks have left with exit code 0, with lines for the user about how they ran. A rank may come to
+    the script's end, or to ``sys.exit(0)``, early as long as the others do not fail without it; one that leaves by
+    ``os._exit(0)`` has failed, unless all do. A rank whose output cannot be flushed at the end leaves with Python's
+    exit code for that, 120: a failure, but never in place of another rank's. One device is one rank without rank
+    variables, so that the script may start ranks of its own. ``logs``: an existing folder for ``rank-N.log``.
+    ``init_method``: where several ranks meet, if not at a port that is free. ``rank_flag``: a flag that the script
+    gets with the local rank.
     Raises ``UsageError`` for a script that is not there or a place to meet that cannot be had, and ``RankError`` for
     the first rank in time that failed; with ``stall_timeout``, ``StallError`` for a rank that the others wait for and
     that makes no progress for so long. All ranks are gone then.
