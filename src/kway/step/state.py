@@ -24,8 +24,9 @@ def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state by part, as ``checkpoints.state.flatten`` takes it; tensors are the step's own, not copies.
 
     ``optimizer`` by name; ``buffers`` that are not in the model's ``state_dict``; ``modules``: what modules keep
-    beside tensors; ``made``: which weights the model made when it ran; ``weight``: what a sample weighs, see ``StepCore.agree``; ``schedule``, ``scaler`` and ``ema`` where the
-    job has them. Argument ``saved``: the model's ``state_dict(keep_vars=True)``.
+    beside tensors; ``made``: which weights the model made when it ran; ``weight``: what a sample weighs, see
+    ``StepCore.agree``; ``schedule``, ``scaler`` and ``ema`` where the job has them. Argument ``saved``: the model's
+    ``state_dict(keep_vars=True)``.
     """
     parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, step.model.named_parameters())}
     if buffers := _besides(saved, step.model):
