@@ -42,7 +42,13 @@ def written(sums: Tensor, told: Tensor, place: int, ranks: int) -> Tensor:
 
 
 def told(
-    parts: Tensor, ranks: int, nominal: Tensor, averaged: bool, tells: bool, compares: bool, dtype: torch.dtype
+    parts: Tensor,
+    ranks: int,
+    nominal: Tensor,
+    averaged: bool,
+    tells: bool,
+    compares: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return what the ranks' vectors say together, in ``dtype``, and what gradients are divided by.
 
