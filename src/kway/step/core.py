@@ -27,7 +27,7 @@ from kway.step.made import made_since, names_of
 from kway.step.mispaired import check_calls
 from kway.step.numbers import unlike
 from kway.step.outcome import Outcome
-from kway.step.penalty import one_number
+from kway.step.penalty import add_gradients, one_number
 from kway.step.precision import precision_of
 from kway.step.presence import Presence
 from kway.step.roster import Roster
@@ -294,7 +294,7 @@ class StepCore(ABC):
             with self.presence.alike():
                 value = one_number(self.job.penalty(self.model))
             if value.requires_grad:
-                value.backward()  # type: ignore[no-untyped-call]
+                add_gradients(value)
                 keep_apart(self.parameters)
             penalty = value.detach()
         parameters = [p for p in self.parameters if p.grad is not None]
