@@ -384,6 +384,7 @@ class Session:
     def close(self) -> None:
         """End loader workers and take kway's changes off the model."""
         self._end_saving()
+        self._say(self.engine.left_out)
         # What it has taken counts now, not what it had begun to read.
         self._status.at("own code", self.steps)
         self._loader.close()

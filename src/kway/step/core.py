@@ -28,7 +28,7 @@ from kway.step.mispaired import check_calls
 from kway.step.numbers import unlike
 from kway.step.outcome import Outcome
 from kway.step.penalty import add_gradients, one_number
-from kway.step.precision import precision_of
+from kway.step.precision import overflowed, precision_of
 from kway.step.presence import Presence
 from kway.step.roster import Roster
 from kway.step.scaling import advance
@@ -77,6 +77,8 @@ class StepCore(ABC):
         # What numbers are drawn from, given the keys of a step's places.
         self.draws: Callable[[Sequence[int], torch.device], Draws] = Keyed
         self._stepped, self._other_loss = True, False
+        # Of steps whose gradients are scaled: how many there were, and how many of them overflowed.
+        self._scaled, self._overflowed = 0, 0
         self.right: Callable[[Tensor, Tensor], Tensor] = right_ones
         # How a batch is cut, and the level at which no hook may act on the gradient of a part; ``None``: any may.
         self.cut: tuple[str, str] | None = None
@@ -279,6 +281,7 @@ class StepCore(ABC):
         What overflowed is no step: schedule and average stay where they are with the optimizer.
         """
         scaler = self.scaler
+        self._scaled += scaler is not None
         # Without a gradient (a constant loss) there is nothing that could have overflowed.
         groups = self.optimizer.param_groups
         if scaler is not None and all(p.grad is None for group in groups for p in group["params"]):
@@ -309,9 +312,16 @@ class StepCore(ABC):
             scaler.step(self.optimizer)
             scaler.update()
             self._stepped = scaler.get_scale() >= before
+            self._overflowed += not self._stepped
         if self._stepped and self.average is not None:
             self.average.update()
         return penalty
+
+    @property
+    def left_out(self) -> list[str]:
+        """A line for the user where steps so far were none, since their gradients overflowed."""
+        has_schedule = self.schedule is not None
+        return [overflowed(self._overflowed, self._scaled, has_schedule)] if self._overflowed else []
 
     def advance(self) -> None:
         """Let the schedule count the step that ``update`` took, if it took one."""
