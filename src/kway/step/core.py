@@ -1,5 +1,6 @@
 """What every kind of step shares: model, loss, precision, optimizer, schedule."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -80,6 +81,8 @@ class StepCore(ABC):
         # Of steps whose gradients are scaled: how many there were, and how many of them overflowed.
         self._scaled, self._overflowed = 0, 0
         self.right: Callable[[Tensor, Tensor], Tensor] = right_ones
+        # What a sample weighs in the loss, about: see ``agree``. ``None`` before the first batch that is cut.
+        self.per_sample: float | None = None
         # How a batch is cut, and the level at which no hook may act on the gradient of a part; ``None``: any may.
         self.cut: tuple[str, str] | None = None
         # Whether what ``compilable`` lists is compiled in the step being taken.
@@ -190,6 +193,29 @@ class StepCore(ABC):
             ended = self.rule(output, target, samples, ending, factor)
         self.rule.check_moved(self.whole_batch.is_cut)
         return output, target, *ended
+
+    def nominal(self, total: int) -> float:
+        """Return what the loss of a batch of ``total`` samples, which is cut, is divided by before backward.
+
+        The same on all ranks, and about its weight: what acts on gradients inside of backward sees them as large as on
+        one device. 1 where the loss is a sum.
+        """
+        return total * (self.per_sample or 1.0) if self.rule.averaged else 1.0
+
+    def agree(self, weight: Tensor | None, samples: int) -> None:
+        """Let the first share with samples say what a sample weighs from now on. A collective, in the first step.
+
+        ``weight``: of the first so many ``samples`` that this rank computes, ``None`` where it has none. Waits for the
+        device.
+        """
+        own = float(weight) / samples if weight is not None and samples else None
+        found = next((each for each in self.group.objects(own) if each is not None), 1.0)
+        self.per_sample = found if 0 < found < math.inf else 1.0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether ``agree`` is to be called in a step whose batch is cut."""
+        return self.per_sample is None and self.rule.averaged
 
     def clear_gradients(self) -> None:
         """Leave no gradient of an earlier step: on the model's parameters, and on what the optimizer holds beside them.

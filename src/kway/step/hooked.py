@@ -3,7 +3,7 @@
 On one device that computes a batch as a whole a hook gets the batch's gradient. Where the batch is cut, over devices or
 in time, autograd calls it for each part before anything is summed, with numbers of another magnitude. On a parameter
 that is refused. On a layer it may be right: what it gets is the gradient by the layer's output or input, of which each
-sample has a row, times a number that is the same in the whole step.
+sample has a row, as large as on one device where all samples weigh the same (``StepCore.nominal``).
 """
 
 from torch import nn
@@ -48,6 +48,6 @@ def hooked_layers(model: nn.Module, cut: str | None) -> list[str]:
     others = f" and {counted(len(found) - 1, 'other layer')}" if found[1:] else ""
     return [
         f"{where}{others}: a hook on backward, where the batch is cut {cut}, gets the gradient of a part, up to a "
-        "factor that is the same in the whole step; one that is not linear in the gradient (it clips, or goes by a "
-        "norm) changes the result: kway prove tells"
+        "factor where samples weigh differently; one that is not linear in the gradient (it goes by a norm, or limits "
+        "it) may change the result: kway prove tells"
     ]

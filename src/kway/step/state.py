@@ -25,8 +25,9 @@ def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state by part, as ``checkpoints.state.flatten`` takes it; tensors are the step's own, not copies.
 
     ``optimizer`` by name; ``buffers`` that are not in the model's ``state_dict``; ``modules``: what modules keep
-    beside tensors; ``made``: which weights the model made when it ran; ``schedule``, ``scaler`` and ``ema`` where the
-    job has them. Argument ``saved``: the model's ``state_dict(keep_vars=True)``.
+    beside tensors; ``made``: which weights the model made when it ran; ``weight``: what a sample weighs, see
+    ``StepCore.agree``; ``schedule``, ``scaler`` and ``ema`` where the job has them. Argument ``saved``: the model's
+    ``state_dict(keep_vars=True)``.
     """
     parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, step.model.named_parameters())}
     if buffers := _besides(saved, step.model):
@@ -35,6 +36,8 @@ def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
         parts["modules"] = extra
     if made := step.made(saved):
         parts["made"] = made
+    if step.per_sample is not None:
+        parts["weight"] = {"per_sample": step.per_sample}
     if step.schedule is not None:
         check_schedule_kept(step.schedule)
         parts["schedule"] = _without_code(step.schedule.state_dict())
@@ -114,6 +117,8 @@ def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
     if "modules" in own:
         step.model.load_state_dict(checkpoint.part("modules"), strict=False)
     load_by_name(step.optimizer, step.model.named_parameters(), checkpoint.part("optimizer"))
+    if "weight" in checkpoint:
+        step.per_sample = checkpoint.part("weight")["per_sample"]
     if step.schedule is not None:
         step.schedule.load_state_dict(checkpoint.part("schedule"))
     if step.scaler is not None:
