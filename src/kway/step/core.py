@@ -28,8 +28,8 @@ from kway.step.made import made_since, names_of
 from kway.step.mispaired import check_calls
 from kway.step.numbers import unlike
 from kway.step.outcome import Outcome
-from kway.step.penalty import one_number
-from kway.step.precision import precision_of
+from kway.step.penalty import add_gradients, one_number
+from kway.step.precision import overflowed, precision_of
 from kway.step.presence import Presence
 from kway.step.roster import Roster
 from kway.step.scaling import advance
@@ -78,6 +78,8 @@ class StepCore(ABC):
         # What numbers are drawn from, given the keys of a step's places.
         self.draws: Callable[[Sequence[int], torch.device], Draws] = Keyed
         self._stepped, self._other_loss = True, False
+        # Of steps whose gradients are scaled: how many there were, and how many of them overflowed.
+        self._scaled, self._overflowed = 0, 0
         self.right: Callable[[Tensor, Tensor], Tensor] = right_ones
         # What a sample weighs in the loss, about: see ``agree``. ``None`` before the first batch that is cut.
         self.per_sample: float | None = None
@@ -305,6 +307,7 @@ class StepCore(ABC):
         What overflowed is no step: schedule and average stay where they are with the optimizer.
         """
         scaler = self.scaler
+        self._scaled += scaler is not None
         # Without a gradient (a constant loss) there is nothing that could have overflowed.
         groups = self.optimizer.param_groups
         if scaler is not None and all(p.grad is None for group in groups for p in group["params"]):
@@ -320,7 +323,7 @@ class StepCore(ABC):
             with self.presence.alike():
                 value = one_number(self.job.penalty(self.model))
             if value.requires_grad:
-                value.backward()  # type: ignore[no-untyped-call]
+                add_gradients(value)
                 keep_apart(self.parameters)
             penalty = value.detach()
         parameters = [p for p in self.parameters if p.grad is not None]
@@ -335,9 +338,16 @@ class StepCore(ABC):
             scaler.step(self.optimizer)
             scaler.update()
             self._stepped = scaler.get_scale() >= before
+            self._overflowed += not self._stepped
         if self._stepped and self.average is not None:
             self.average.update()
         return penalty
+
+    @property
+    def left_out(self) -> list[str]:
+        """A line for the user where steps so far were none, since their gradients overflowed."""
+        has_schedule = self.schedule is not None
+        return [overflowed(self._overflowed, self._scaled, has_schedule)] if self._overflowed else []
 
     def advance(self) -> None:
         """Let the schedule count the step that ``update`` took, if it took one."""

@@ -14,6 +14,7 @@ from kway.errors import UsageError
 from kway.step.build import load_tensors
 from kway.step.core import StepCore
 from kway.step.made import add_buffer, add_made
+from kway.step.scaling import Scaled
 
 # Parts that only some jobs have. Buffers can appear while a model is used.
 OPTIONAL = ("modules", "schedule", "scaler", "ema")
@@ -38,6 +39,7 @@ def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
     if step.per_sample is not None:
         parts["weight"] = {"per_sample": step.per_sample}
     if step.schedule is not None:
+        check_schedule_kept(step.schedule)
         parts["schedule"] = _without_code(step.schedule.state_dict())
     if step.scaler is not None:
         parts["scaler"] = step.scaler.state_dict()
@@ -75,6 +77,25 @@ def _is_code(value: Any) -> bool:
     if isinstance(value, list | tuple | dict) and value:
         return all(map(_is_code, value.values() if isinstance(value, dict) else value))
     return isinstance(value, _CODE)
+
+
+def check_schedule_kept(schedule: Any) -> None:
+    """Raise ``UsageError`` for a schedule whose state no checkpoint can hold.
+
+    One that steps is enough to train; what it is at has to be asked for, and given back.
+    """
+    own = schedule.own if isinstance(schedule, Scaled) else schedule
+    for each in [own, *getattr(own, "_schedulers", ())]:
+        lacks = [
+            name for name in ("state_dict", "load_state_dict") if not callable(getattr(each, name, None))
+        ]
+        if each is not None and lacks:
+            raise UsageError(
+                f"a schedule of type {type(each).__name__} without {' and '.join(lacks)}, and checkpoints",
+                "a run that goes on must know where its schedule was",
+                "give it both, as torch's schedulers have them (state_dict returns plain values), or train without "
+                "checkpoints",
+            )
 
 
 def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
