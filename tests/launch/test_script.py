@@ -53,6 +53,15 @@ def test_what_the_script_defines_can_be_pickled_to_the_very_end(script, capsys):
     assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] Point []", "[rank 1] Point []"]
 
 
+def test_ranks_that_have_not_met_are_told_of(script):
+    apart, met = "", "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    (note,) = launch(script(apart), [], ["cpu"] * 2)
+    assert note.startswith("none of the 2 ranks has met the others")
+    assert launch(script(apart), [], ["cpu"]) == []
+    for text in (met, f"{met}dist.destroy_process_group()"):
+        assert launch(script(text), [], ["cpu"] * 2) == []
+
+
 @pytest.mark.usefixtures("forks")
 def test_the_scripts_own_group_meets_at_the_reserved_port(script, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MASTER_PORT", "1")

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         check_temporary()  # before there is a folder of logs of what could not start
         _make_folder(args.logs)
     on_cpu = devices[0] == "cpu"
-    script.launch(
+    notes = script.launch(
         args.script,
         args.arguments,
         devices,
@@ -93,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         init_method=method,
         rank_flag=args.rank_flag,
     )
+    for line in notes:
+        print(f"kway: note: {line}", file=sys.stderr)
     return 0
 
 

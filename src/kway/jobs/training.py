@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from kway.checkpoints.loading import load_own_weights
 from kway.errors import UsageError
 from kway.job import Job
 from kway.jobs import threads
@@ -28,16 +27,15 @@ from kway.jobs.listeners import Callback, followed, listeners
 from kway.jobs.own_code import facts_with_code
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
-from kway.jobs.resuming import check_saving, find, optimizer_of, saves_none
+from kway.jobs.resuming import check_saving, check_schedule, find, optimizer_of, saves_none
 from kway.jobs.too_short import check_length_for
 from kway.jobs.tuning import STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
 from kway.launch.one_run import alone
 from kway.records import Plan, Training
 from kway.report.lines import last_figures
-from kway.step.build import build, made_before
+from kway.step.build import build, load_weights, made_before
 from kway.step.hooked_losses import loss_beside
-from kway.step.made import add_made
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import AUTO, check_model
@@ -229,6 +227,7 @@ def train(
     check_model(
         job, model, where.plan.layout, exactness, parts.order.batch_size, shards, settings=where.plan.settings
     )
+    check_schedule(job, model, checkpoint_every, resume)
     adapting = adapting_of(on_oom, job, model, where, parts.order)
     spec = spec if growth is None else growth.over(spec, parts.order)
     spec = check_alike(
@@ -326,22 +325,28 @@ def train(
                     if out is None
                     else partial(what_is_there, folder, checkpoint_every is not None),
                 )
-        of_ranks, average, made = results[0]
-        judged = going.judged(
-            replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices]), where
+        of_ranks, average = results[0]
+        record = kept(
+            going.judged(
+                replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices]), where
+            ),
+            where,
+            out,
+            folder,
+            tell.note,
         )
-        record = kept(judged, where, out, folder, tell.note)
         if started:
-            model = _as_trained(cast(model, precision_of(job.precision).floating), folder, made)
+            # What ranks left there says what their models made when they ran.
+            model = cast(model, precision_of(job.precision).floating)
+            load_weights(model, Path(folder))
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
     return Run(as_run(where.plan, record), record, model, Path(folder) if out is not None else None, average)
 
 
 def run_rank(
     context: Any, spec: TrainSpec, model: nn.Module | None = None
-) -> tuple[Training, dict[str, torch.Tensor] | None, dict[str, str]]:
-    """Train on one rank; return the record, the average of the weights to a process that handed in a model, and what
-    the model made when it ran.
+) -> tuple[Training, dict[str, torch.Tensor] | None]:
+    """Train on one rank; return the record, and to a process that handed in a model the average of the weights.
 
     The task that ``train`` sends. Processes that start ranks read the average from its file.
     """
@@ -351,15 +356,7 @@ def run_rank(
     with asked_to_stop(context.stop, ends) if spec.is_kept else nullcontext():
         spec = in_the_way_chosen(context, spec, module).in_force()
         loop = Loop(context.world, spec, module, context.emit, context.stop, context.status)
-        return loop.run(), None if model is None else loop.average, loop.engine.made
-
-
-def _as_trained(model: nn.Module, folder: Path, made: dict[str, str]) -> nn.Module:
-    """Give ``model`` the weights that ranks left in ``folder``, and what theirs ``made`` when they ran."""
-    state = read_tensors(folder / "weights.safetensors")
-    add_made(model, state, made)
-    load_own_weights(model, state, "of the run")
-    return model
+        return loop.run(), None if model is None else loop.average
 
 
 @contextmanager

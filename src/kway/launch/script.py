@@ -43,15 +43,16 @@ def launch(
     stall_timeout: timedelta | None = None,
     init_method: InitMethod | None = None,
     rank_flag: str | None = None,
-) -> None:
+) -> list[str]:
     """Run the script ``target`` (with ``module``: the module of that name) in a rank for each of ``devices``.
 
-    Returns when all ranks have left with exit code 0. A rank may come to the script's end, or to ``sys.exit(0)``,
-    early as long as the others do not fail without it; one that leaves by ``os._exit(0)`` has failed,
-    unless all do. A rank whose output cannot be flushed at the end leaves with Python's exit code for that, 120: a
-    failure, but never in place of another rank's. One device is one rank without rank variables, so that the script
-    may start ranks of its own. ``logs``: an existing folder for ``rank-N.log``. ``init_method``: where several ranks
-    meet, if not at a port that is free. ``rank_flag``: a flag that the script gets with the local rank.
+    Returns when all ranks have left with exit code 0, with lines for the user about how they ran. A rank may come to
+    the script's end, or to ``sys.exit(0)``, early as long as the others do not fail without it; one that leaves by
+    ``os._exit(0)`` has failed, unless all do. A rank whose output cannot be flushed at the end leaves with Python's
+    exit code for that, 120: a failure, but never in place of another rank's. One device is one rank without rank
+    variables, so that the script may start ranks of its own. ``logs``: an existing folder for ``rank-N.log``.
+    ``init_method``: where several ranks meet, if not at a port that is free. ``rank_flag``: a flag that the script
+    gets with the local rank.
     Raises ``UsageError`` for a script that is not there or a place to meet that cannot be had, and ``RankError`` for
     the first rank in time that failed; with ``stall_timeout``, ``StallError`` for a rank that the others wait for and
     that makes no progress for so long. All ranks are gone then.
@@ -91,7 +92,13 @@ def launch(
                         stall_timeout is not None,
                     ),
                 )
-            _wait(crew, fail, watch, board)
+            met = _wait(crew, fail, watch, board)
+    if any(met) or len(met) < size or size == 1:
+        return []
+    return [
+        f"none of the {size} ranks has met the others: each has run the whole script for itself; to share the work it "
+        "opens a job (kway.parallel, kway.train)"
+    ]
 
 
 def check_meeting(method: InitMethod) -> None:
@@ -199,13 +206,14 @@ def _ended(crew: Crew) -> Iterator[Callable[[int], None]]:
     crew.end(leave=_LEAVE_S)
 
 
-def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Board) -> None:
+def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Board) -> list[bool]:
+    """Wait for all ranks; return of those that came to the script's end whether they have met others."""
     left: dict[int, int] = {}
-    done: set[int] = set()
+    done: dict[int, bool] = {}
     messages = crew.listen()
     for rank, kind, value in messages:
         if kind == "done":
-            done.add(rank)
+            done[rank] = bool(value)
         elif kind == "ended" and failure.is_leaving(value, rank in done):
             # The script is through either way: what becomes of the others counts first.
             left[rank] = value
@@ -231,6 +239,7 @@ def _wait(crew: Crew, fail: Callable[[int], None], watch: StallWatch, board: Boa
     for rank, status in left.items():
         if status:
             raise failure.to_error(failure.of_exit_status(rank, status))
+    return [*done.values()]
 
 
 def _compared(found: Failure, board: Board) -> Failure:

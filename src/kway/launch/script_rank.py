@@ -67,7 +67,15 @@ def main(control: int) -> None:
 
 def _done(line: Lifeline) -> None:
     with contextlib.suppress(OSError):  # a script may close what it did not open
-        line.send("done")
+        line.send("done", _has_met())
+
+
+def _has_met() -> bool:
+    """Whether this process has been in a process group: kway's, which stays until the end, or one of the script's."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    # What stays of a group that is gone.
+    made = getattr(c10d, "_default_pg_init_method", None)
+    return c10d is not None and (made is not None or c10d.is_initialized())
 
 
 def _report(line: Lifeline, rank: int, error: BaseException) -> None:

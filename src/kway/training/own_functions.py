@@ -63,12 +63,14 @@ def copies(
     # With gradients, scripted layers would copy their parameters as results of something.
     with torch.no_grad():
         made = copy.deepcopy(values, memo)
-        for own in parameters:
-            new = memo.get(id(own), own)
-            if new is not own:
-                new.requires_grad_(own.requires_grad)
-                # Copies of parameters lack what was noted on them, such as that they do not decay.
-                vars(new).update(copy.deepcopy(vars(own), memo))
+        for module in modules:
+            # Not by the memo, which knows none of the parameters of a scripted layer.
+            pairs = zip(module.parameters(), memo.get(id(module), module).parameters(), strict=True)
+            for own, new in pairs:
+                if new is not own:
+                    new.requires_grad_(own.requires_grad)
+                    # Copies of parameters lack what was noted on them, such as that they do not decay.
+                    vars(new).update(copy.deepcopy(vars(own), memo))
         return _with_own_functions(made, memo, parameters)
 
 
