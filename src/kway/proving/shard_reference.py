@@ -1,8 +1,8 @@
 """The reference for level bits: a plain torch loop over the micro-shards of a batch on one device.
 
 Batch normalisation sees a shard at a time; its running statistics move once a step, by the mean and the
-unbiased variance of all values that the layer saw in the step. Other buffers start every shard from the step's own, and so
-do attributes of modules, of which the step leaves those of its first shard.
+unbiased variance of all values that the layer saw in the step. Other buffers start every shard from the step's own,
+and so do attributes of modules, of which the step leaves those of its first shard.
 """
 
 from collections.abc import Callable, Mapping, Sequence

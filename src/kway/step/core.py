@@ -157,7 +157,7 @@ class StepCore(ABC):
 
     @abstractmethod
     def kept_over(self, share: Share) -> KeptBuffers | None:
-        """Return what keeps buffers and attributes the same over the pieces of a share, ``None`` where nothing has to."""
+        """Return what keeps buffers and attributes alike over the pieces of a share, ``None`` where nothing has to."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:

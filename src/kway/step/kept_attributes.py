@@ -75,7 +75,9 @@ class KeptAttributes:
         left = self._left
         if left is None:
             left = {
-                place: {name: _taken(value, self._noted[place].plain.get(name)) for name, value in found.items()}
+                place: {
+                    name: _taken(value, self._noted[place].plain.get(name)) for name, value in found.items()
+                }
                 for place, found in (told or {}).items()
             }
         for place, values in left.items():

@@ -129,6 +129,10 @@ class KeptBuffers:
                 known = made.get(key) or self._before.get(key)
                 if buffer is None or (known and _is(known, buffer)):
                     continue
+                if key in made and buffer is not made[key][0] and _says_the_same(buffer, made[key][2]):
+                    # Made once more, as a flag that says that it was there has been put back.
+                    module._buffers[name] = made[key][0]
+                    continue
                 after[key] = _copy(buffer)
                 if known is None:
                     module._buffers[name] = None
@@ -221,9 +225,13 @@ def _on_cpu(buffers: dict[Key, Tensor]) -> dict[Key, Tensor]:
 def _different(first: dict[Key, Tensor], second: dict[Key, Tensor]) -> Key | None:
     for key in [*first, *second]:
         a, b = first.get(key), second.get(key)
-        if a is None or b is None or a.shape != b.shape or not _equal(a, b):
+        if a is None or b is None or not _says_the_same(a, b):
             return key
     return None
+
+
+def _says_the_same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and _equal(a, b)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -100,19 +100,22 @@ class SinceThen:
 
     def __init__(self, model: nn.Module) -> None:
         self._noted = [(type(module).__name__, Noted(module)) for module in _without_extra_state(model)]
+        self._said = False
 
-    def line(self) -> str | None:
-        """Return a line for the user that names them, or ``None``."""
-        pairs = [(name, kind) for kind, noted in self._noted if not noted.unchanged() for name in noted.moved()]
+    def lines(self) -> list[str]:
+        """Return what is to be said of them, once."""
+        looked = [] if self._said else [each for each in self._noted if not each[1].unchanged()]
+        pairs = [(name, kind) for kind, noted in looked for name in noted.moved()]
         found = [f"{name!r} of {kind}" for name, kind in dict.fromkeys(pairs)]
         if not found:
-            return None
+            return []
+        self._said = True
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        return (
+        return [
             f"attributes of the model have changed since it was built ({', '.join(found[:_NAMED])}{more}), which no "
             "checkpoint holds: a run that goes on begins with what the model is built with. Where the output follows "
             "them, register buffers"
-        )
+        ]
 
 
 def _without_extra_state(model: nn.Module) -> Iterator[nn.Module]:
