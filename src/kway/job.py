@@ -64,7 +64,7 @@ class Job:
         how a batch reaches model and loss: a key, a list of keys or a function of the batch. By default the
         last element of a tuple, or the key ``target``, ``label`` or ``labels``, is the target.
     ``penalty``
-        ``penalty(model)``, a scalar that does not depend on the data: added to the loss once.
+        ``penalty(model)``, a scalar that follows from the weights alone: added to the loss once.
     ``schedule``
         called with the optimizer, returns a scheduler of torch, advanced once for each optimizer step.
     ``clip``

@@ -27,7 +27,8 @@ _FORMS: dict[str, Any] = {
             "strategy": str, "devices": _COUNT, "device_set": list[str], "layout": dict[str, int], "step_kind": str,
             "batch_size": _COUNT, "step_s": _SECONDS, "terms": {str: _SECONDS}, "memory_bytes": AtLeast(0, int),
             "memory": Maybe(dict[str, float]), "room_bytes": Maybe((AtLeast(0, int), None)), "fits": bool,
-            "missing_bytes": AtLeast(0, int), "eligible": Maybe(bool), "samples_per_s": AtLeast(0), "reason": str,
+            "missing_bytes": AtLeast(0, int), "eligible": Maybe(bool), "doubtful": Maybe(bool),
+            "samples_per_s": AtLeast(0), "reason": str,
             "break_even": {
                 "batch_size": (_COUNT, None), "flop_per_sample": (AtLeast(0), None), "known": Maybe(bool),
             },
@@ -59,14 +60,15 @@ class Planned(Record):
     last: ``strategy``, ``devices`` (how many), ``device_set``, ``layout``, ``step_kind``, ``batch_size`` (global),
     ``step_s``, ``terms`` (exposed seconds by name, their sum is ``step_s``), ``memory_bytes`` (of each device) and
     ``memory`` (its parts by name), ``room_bytes`` (what a device has, or ``None``), ``fits``, ``missing_bytes``,
-    ``eligible`` (whether it may be chosen), ``samples_per_s``, ``reason`` (a sentence), ``break_even``
-    (``batch_size`` and ``flop_per_sample`` from which it is faster than one device, or ``None`` each, and whether that
-    is ``known``), ``notes``;
+    ``eligible`` (whether it may be chosen), ``doubtful`` (whether its prediction cannot be: see ``notices``),
+    ``samples_per_s``, ``reason`` (a sentence), ``break_even`` (``batch_size`` and ``flop_per_sample`` from which it is
+    faster than one device, or ``None`` each, and whether that is ``known``), ``notes``;
     after a check ``measured_step_s``, ``error`` (predicted / measured - 1) and ``rounds`` (the step of each run).
-    ``chosen``: which candidate. ``left``: what could not be priced, with ``why``. ``scaling``: ``strong`` or ``weak``,
-    where ``batch_size`` is that of one device. ``serial_fraction``: of a step on one device, what does not get
-    shorter with fewer samples, ``serial_error`` by which part of its times the line that says so is off at most;
-    ``amdahl_bound``: the speed-up that this allows at most, ``None``: any. ``history``:
+    ``chosen``: which candidate, by prediction; after a check the one that was measured fastest. ``left``: what could
+    not be priced, with ``why``. ``scaling``: ``strong`` or ``weak``, where ``batch_size`` is that of one device.
+    ``serial_fraction``: of a step on one device, what does not get shorter with fewer samples, ``serial_error`` by
+    which part of its times the line that says so is off at most; ``amdahl_bound``: the speed-up that this allows at
+    most, ``None``: any. ``history``:
     ``checks`` that were made here before, and ``mean_error`` of them. ``check``: of a check ``mean_error``,
     ``right_order`` and ``pairs`` (those more than a tenth apart). ``too_close``: the ``part`` by which candidates may
     differ and not be told apart, and the ``checks`` of these candidates and their ``mean_error`` that it comes from.

@@ -229,9 +229,34 @@ def test_a_blank_value_is_no_default(here, capsys, command, flag, blank):
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_failing_factory_shows_its_traceback(here, capsys):
+@pytest.mark.parametrize("name", ["broken.py", "broken"])
+def test_a_file_that_does_not_import_shows_the_user_s_frames_below_the_cause(here, capsys, name):
+    assert main(["train", f"{name}:Net"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    what = "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
+    assert lines[0] == f"kway: error: model: importing {name} raised {what}"
+    assert lines[1] == "Traceback (most recent call last):"
+    assert [line.split(",")[0].strip() for line in lines if line.startswith("  File ")] == [
+        f'File "{here / "broken.py"}"'
+    ]
+    assert lines[-1] == what
+
+
+@pytest.mark.parametrize("name", ["syntax.py", "syntax"])
+def test_a_file_of_bad_syntax_shows_its_line_and_no_frame(here, capsys, name):
+    Path("syntax.py").write_text("def made(:\n")
+    assert main(["train", f"{name}:Net"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"kway: error: model: importing {name} raised SyntaxError: ")
+    assert lines[1:3] == [f'  File "{here / "syntax.py"}", line 1', "    def made(:"]
+
+
+def test_a_failing_factory_shows_its_traceback_and_then_the_cause(here, capsys):
     assert main(["train", "raises.py:make"]) == 2
-    assert "raises.py" in capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert any("raises.py" in line for line in lines)
+    assert lines[-1].startswith("kway: error: model 'make' raised ")
     assert not Path("runs").exists()
 
 

@@ -60,8 +60,10 @@ def test_a_plan_is_printed_drawn_and_gone_by(words, capsys, tmp_path):
     assert (record["strategy"], record["predicted_step_s"]) == ("single", pytest.approx(2.6e-3))
 
 
-def test_a_plan_that_cannot_be_is_made_anew_and_not_gone_by(words, capsys, tmp_path):
+@pytest.mark.parametrize("others", ["", "1.8 of 2 processors"])
+def test_a_plan_that_cannot_be_is_made_anew_and_not_gone_by(words, capsys, tmp_path, monkeypatch, others):
     """One device of a busy moment: two would be far more than twice as fast."""
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: others)
     slow = workload((4, 8, 16), model="small", threads=(2,), per_sample_s=1e-2)
     fast = workload((4, 8, 16), model="small", threads=(1,), devices=2)
     both = {"timings": [*slow.timings, *fast.timings], "fits": [*slow.fits, *fast.fits]}
@@ -72,7 +74,39 @@ def test_a_plan_that_cannot_be_is_made_anew_and_not_gone_by(words, capsys, tmp_p
     assert "which by what is known 2 devices cannot be" in text
     (line,) = [line for line in text.splitlines() if line.startswith("next ")]
     again = "kway plan small.py:job --batch-size 16 --devices 1,2 --strategy single,data"
-    assert line == f"next       {again} --measurements measurements.json --out plan --refresh"
+    # The folder that was named holds this plan now.
+    wait = f"wait until other programs are done (they keep {others} busy), then " if others else ""
+    assert line == f"next       {wait}{again} --measurements measurements.json --refresh"
+    (chosen,) = [line for line in text.splitlines() if line.startswith("chosen ")]
+    assert chosen.startswith("chosen     data=2 on cpu:2: ")
+    assert chosen.endswith(" a step of 16 samples (doubtful: see the note)")
+
+
+def test_a_plan_whose_prediction_cannot_be_is_gone_by_once_it_is_checked(
+    words, capsys, tmp_path, monkeypatch
+):
+    """What was measured decides, and needs nothing found out anew."""
+    monkeypatch.setattr("kway.devices.busy.taken", lambda usable: "")
+
+    def took(job, row, *rest, **options):
+        return 1e-3 * row["devices"]
+
+    monkeypatch.setattr(checking, "measured", took)
+    slow = workload((4, 8, 16), model="small", threads=(2,), per_sample_s=1e-2)
+    fast = workload((4, 8, 16), model="small", threads=(1,), devices=2)
+    both = {"timings": [*slow.timings, *fast.timings], "fits": [*slow.fits, *fast.fits]}
+    workload((4, 8, 16), model="small", **both).save(tmp_path)
+    measurements(latency_s=1e-6).save(tmp_path)
+    assert main(["plan", *words, "--out", "plan", "--check"]) == 0
+    text = capsys.readouterr().out
+    assert "which by what is known 2 devices cannot be" in text
+    assert "doubtful" not in text
+    assert "chosen     one device (cpu:1): 1 ms a step of 16 samples, measured (predicted: " in text
+    assert text.splitlines()[-1] == "next       kway train small.py:job --plan plan/plan.json"
+    record = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert record["candidates"][record["chosen"]]["strategy"] == "single"
+    assert main(["train", "small.py:job", "--plan", "plan/plan.json", "--epochs", "1", "--out", "run"]) == 0
+    assert json.loads((tmp_path / "run" / "train.json").read_text())["strategy"] == "single"
 
 
 def test_json_alone_goes_to_standard_output(words, capsys):
@@ -98,6 +132,24 @@ def test_a_machine_that_is_not_here_gives_an_estimate(words, capsys, tmp_path, m
     assert main([*asked, "--check"]) == 2
     assert main(["train", "small.py:job", "--plan", "there/plan.json"]) == 2
     assert "a plan for a machine that is not here" in capsys.readouterr().err
+
+
+def test_a_plan_for_another_machine_is_doubted_too(words, capsys, tmp_path, monkeypatch):
+    """The whole batch was timed at a busy moment, and shares of it were not."""
+    monkeypatch.setattr("kway.jobs.elsewhere.measure", lambda **options: here())
+    timed = workload((4, 8, 16), model="small", threads=(2,))
+    timings = [
+        {**each, "seconds": each["seconds"] * (20 if each["samples"] == 16 else 1)} for each in timed.timings
+    ]
+    workload((4, 8, 16), model="small", threads=(2,), timings=timings).save(tmp_path)
+    asked = ["plan", "small.py:job", "--workload", "workload.json", "--on", "8xh100", "--devices", "1,2"]
+    assert main([*asked, "--out", "there"]) == 0
+    text = capsys.readouterr().out
+    (chosen,) = [line for line in text.splitlines() if line.startswith("chosen ")]
+    assert chosen.endswith("(doubtful: see the note)")
+    (note,) = [line for line in text.splitlines() if "2 devices cannot be" in line]
+    assert note.startswith("note       data=2 on cuda:0,1 would be ")
+    assert note.endswith("(profile it anew: kway profile)")
 
 
 def here():

@@ -41,6 +41,11 @@ class Drawn(Dataset):
         return index, *(int(value) for value in values)
 
 
+class DrawnTogether(Drawn):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
 @pytest.fixture(autouse=True)
 def by_value():
     # What a script or notebook defines travels by value; here it stands in a file that workers cannot import.
@@ -86,11 +91,11 @@ def gone(pids, seconds=10):
     return not any(alive(pid) for pid in pids)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_any_number_of_workers_reads_the_same(rank):
+@pytest.mark.parametrize(("rank", "kind"), [(0, Drawn), (1, Drawn), (1, DrawnTogether)])
+def test_any_number_of_workers_reads_the_same(rank, kind):
     expected = read(loader(Drawn(), 0, rank, 2))
     for workers in (1, 2):
-        reader = loader(Drawn(), workers, rank, 2)
+        reader = loader(kind(), workers, rank, 2)
         assert read(reader) == expected
         reader.close()
 

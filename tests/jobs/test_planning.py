@@ -177,6 +177,7 @@ def test_a_check_runs_each_candidate_and_its_errors_are_history(ranks):
     for row in record.candidates:
         assert row["error"] == pytest.approx(row["step_s"] / row["measured_step_s"] - 1)
     assert record.check["candidates"] == 3
+    assert record.best["measured_step_s"] == min(row["measured_step_s"] for row in record.candidates)
     assert record.history["checks"] == 3
     assert record.history["mean_error"] == pytest.approx(record.check["mean_error"])
     later = kway.plan(job(), **costs())

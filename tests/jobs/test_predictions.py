@@ -139,3 +139,33 @@ def test_what_the_model_itself_returns_must_be_rows():
         merged([([0], {"a": torch.ones(1), "n": 3}), ([1], {"a": torch.ones(1), "n": 3})])
     with pytest.raises(kway.UsageError, match="holds other parts"):
         merged([([0], {"a": torch.ones(1), "n": None}), ([1], {"a": torch.ones(1)})])
+
+
+class Gives(nn.Linear):
+    """Gives its output as ``given`` makes it."""
+
+    def __init__(self, given):
+        super().__init__(3, 2)
+        self.given = given
+
+    def forward(self, x):
+        return self.given(super().forward(x))
+
+
+@pytest.mark.parametrize("batch", [2, 5], ids=["several", "one"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda out: out.to_sparse(), r"output is a Tensor .*sparse_coo.*\.to_dense"),
+        (lambda out: {"a": out.to_sparse_csr()}, r"output\['a'\] is a Tensor .*sparse_csr.*\.to_dense"),
+        (
+            lambda out: torch.nested.nested_tensor([*out], layout=torch.jagged),
+            r"a NestedTensor .*nested, layout torch.jagged.*\.to_padded_tensor",
+        ),
+    ],
+    ids=["coo", "csr", "jagged"],
+)
+def test_outputs_that_are_not_dense_are_refused(given, said, batch):
+    job = kway.Job(model=Gives(given), loss=None, optimizer=torch.optim.SGD, data=X, batch_size=batch)
+    with pytest.raises(kway.UsageError, match=said):
+        kway.predict(job, data=X, devices="cpu:1")

@@ -7,7 +7,7 @@ from tests.planning.pricers import found, line
 from tests.planning.records import planned
 from tests.workloads import workload
 
-from kway.planning.doubts import impossible, of_measurements, of_profile, said
+from kway.planning.doubts import doubtful, impossible, of_measurements, of_profile, said
 from kway.planning.price import Price
 
 
@@ -30,6 +30,7 @@ def test_a_speed_up_beyond_the_number_of_devices_is_said_to_be_impossible():
     assert (
         "a busy moment (kway plan --refresh, in Python refresh=True of kway.plan, finds it out anew)" in said
     )
+    assert {row["devices"] for row in doubtful(rows)} == {2}
     (given,) = impossible(rows, given=["cpu"])
     assert "(profile it anew: kway profile)" in given
 
@@ -37,7 +38,8 @@ def test_a_speed_up_beyond_the_number_of_devices_is_said_to_be_impossible():
 @pytest.mark.parametrize("times", [1.0, 1.1])
 def test_a_speed_up_that_can_be_is_not(times):
     """1.86 times on two devices, and 2.05 times, which caches and spread may make."""
-    assert impossible(planned(found(256, busy_when_alone(times))).candidates, given=()) == []
+    rows = planned(found(256, busy_when_alone(times))).candidates
+    assert (impossible(rows, given=()), doubtful(rows)) == ([], [])
 
 
 @pytest.mark.parametrize(("times", "is_said"), [(1.0, False), (2.1, False), (3.0, True)])
@@ -55,7 +57,7 @@ def test_a_share_that_takes_longer_to_compute_than_the_whole_is_said_to_be_impos
     ) == ([] if times < 2.2 else [ANY])
     rows = planned(found(256, price, strategies=["single", "data"])).candidates
     said_of_it = impossible(rows, given=())
-    assert len(said_of_it) == is_said
+    assert len(said_of_it) == len(doubtful(rows)) == is_said
     if is_said:
         assert said_of_it[0].startswith(
             "data=2 on cpu:2: each would compute 128 samples for 41.4 ms, and one device 256 samples for 26.6 ms, "

@@ -135,3 +135,19 @@ def test_attention_drops_nothing_out_inside_whoever_gives_it_the_rate():
         assert torch.equal(held(rows, rows, rows, None, 0.5, True), right)
     assert not torch.equal(attention(dropout_p=0.5, is_causal=True), right)
     assert nn.functional.scaled_dot_product_attention is attention.func
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("removed", [("running_mean", "running_var"), ("num_batches_tracked",)])
+def test_batch_normalisation_that_lacks_some_of_its_buffers_is_proved_at_bits(removed, momentum):
+    def bare():
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=momentum), nn.Linear(4, 1))
+        for name in removed:
+            setattr(model[1], name, None)
+        return model
+
+    data = torch.randn(11, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(11, 1)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    job = kway.Job(bare, nn.MSELoss(), sgd, data, batch_size=6, precision="fp64")
+    proof = kway.prove(job, devices="cpu:1", exactness="bits", shards=2, steps=2)
+    assert proof.verdict == "pass", str(proof)

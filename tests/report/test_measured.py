@@ -79,6 +79,24 @@ def test_a_picture_is_as_wide_as_can_be_read(tmp_path):
     assert (image < 0.9).any()
 
 
+@pytest.mark.parametrize("how", ["measured", "remembered"])
+def test_the_title_of_a_picture_is_not_cut(tmp_path, monkeypatch, how):
+    figures = []
+    monkeypatch.setattr(measured_plots, "write_png", lambda figure, path: figures.append(figure))
+    entry = ENTRY | {"how": how, "age_s": 1.2e5}
+    figure = record(*products("cpu", 1e7), entries=[entry])
+    draw(figure, tmp_path)
+    (drawn,) = figures
+    title = drawn.texts[0]
+    assert title.get_text() == (
+        "compute (quick): measured on 2026-11-29 12:00 (UTC)"
+        if how == "remembered"
+        else "compute (quick): measured in 1 s"
+    )
+    # With a name of a few more letters, too.
+    assert title.get_window_extent().x1 < 0.9 * drawn.bbox.x1
+
+
 def shares(*values, spread):
     return [
         MAKE.computed("hidden", {"n": n}, "%", value, spread).to_dict()

@@ -172,6 +172,27 @@ def test_the_last_line_of_a_long_error_is_one_line():
     assert "second" in str(caught.value)
 
 
+def test_an_optimizer_s_function_that_takes_something_else_is_told_what_it_is_called_with():
+    def of_a_model(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(kway.UsageError) as caught:
+        make_optimizer(replace(job_of(net()), optimizer=of_a_model), net())
+    assert "in of_a_model" in str(caught.value)
+    last = str(caught.value).splitlines()[-1]
+    assert last.startswith(
+        "the optimizer raised AttributeError: 'generator' object has no attribute 'parameters': it is called with the "
+        "model's named parameters, an iterator of pairs (name, parameter); two groups: named = list(named); return "
+    )
+    # What is shown works.
+    shown = last.partition("two groups: ")[2].replace("; ", "\n    ")
+    made = {"torch": torch}
+    exec(f"def two_groups(named):\n    {shown}", made)
+    groups = make_optimizer(replace(job_of(net()), optimizer=made["two_groups"]), net()).param_groups
+    assert [group["weight_decay"] for group in groups] == [0, 0.0]
+    assert all(group["params"] for group in groups)
+
+
 def test_a_factory_of_several_optimizers_is_told_how_two_are_trained():
     both = lambda parameters: [torch.optim.SGD(parameters, lr=0.1)] * 2  # noqa: E731
     with pytest.raises(kway.UsageError, match=r"is of type list: .*; for two optimizers .* two jobs"):

@@ -182,3 +182,62 @@ def hooked_later(context):
 def test_a_hook_that_a_loop_hangs_later_is_refused(ranks):
     with pytest.raises(kway.RefusedError, match="'weight' has a hook on its gradient"):
         ranks.run(hooked_later)
+
+
+HALVES = {
+    "register_full_backward_hook": lambda module, given, own: (given[0] / 2,),
+    "register_full_backward_pre_hook": lambda module, own: (own[0] / 2,),
+}
+
+
+def layered(kind, scripted=False):
+    model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)).double()
+    if scripted:
+        model.append(torch.jit.script(nn.Identity()))
+    if kind is not None:
+        for layer in model[1:]:
+            getattr(layer, kind)(HALVES[kind])
+    return model
+
+
+def said_of_layers(model, size, ranks, **more):
+    options = {name: more.pop(name) for name in ("exactness", "shards") if name in more}
+    options |= {"strategy": "data", "ranks": ranks} if size > 1 else {}
+    run = kway.train(job_of(model, **more), devices=f"cpu:{size}", epochs=1, echo=False, **options)
+    return [line for line in run.record.notices if "hook on backward" in line], run.model.state_dict()
+
+
+@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize(
+    ("size", "more", "cut"),
+    [
+        (2, {}, "over 2 devices"),
+        (1, {"micro_batch": 3}, "by micro_batch=3"),
+        (1, {"exactness": "bits", "shards": 2}, "into 2 shards"),
+    ],
+    ids=["devices", "micro-batches", "shards"],
+)
+def test_a_hook_on_a_layers_backward_is_named_where_it_gets_a_part_and_one_that_is_linear_is_right(
+    ranks, kind, size, more, cut
+):
+    none, right = said_of_layers(partial(layered, kind), 1, ranks)
+    assert none == []
+    (line,), own = said_of_layers(partial(layered, kind), size, ranks, **more)
+    assert line.startswith(
+        f"layer '1' (Tanh) and 1 other layer: a hook on backward, where the batch is cut {cut}, "
+    )
+    for name, value in right.items():
+        torch.testing.assert_close(own[name], value, rtol=0, atol=1e-14)
+
+
+def test_without_such_hooks_nothing_is_said(ranks):
+    for size, more in ((2, {}), (1, {"exactness": "bits"})):
+        assert said_of_layers(partial(layered, None, scripted=size == 1), size, ranks, **more)[0] == []
+
+
+def test_a_loop_is_told_of_it_when_it_begins(capfd):
+    job = job_of(partial(layered, "register_full_backward_hook"), micro_batch=2)
+    with kway.parallel(job, devices="cpu:1"):
+        assert "kway: layer '1' (Tanh) and 1 other layer: a hook on backward" in capfd.readouterr().err
+    with kway.parallel(replace(job, micro_batch=None), devices="cpu:1"):
+        assert "hook on backward" not in capfd.readouterr().err

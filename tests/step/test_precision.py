@@ -92,6 +92,26 @@ def test_an_overflow_skips_optimizer_and_schedule_together():
     assert torch.equal(model.layer.weight, fresh.layer.weight)
 
 
+LEFT_OUT = "of {} were left out, since gradients overflowed float16: the weights did not move"
+
+
+def test_steps_that_overflow_are_counted_once_at_the_end():
+    record = train("fp16", loss=overflowing, schedule=ten_steps, init=start)[0].record
+    (said,) = [line for line in record.notices if "overflowed" in line]
+    assert said.startswith(f"2 {LEFT_OUT.format('2 steps')}, and neither did the schedule;")
+    quiet = [train("fp16", init=start), train("fp32", loss=overflowing, init=start)]
+    assert not any("overflowed" in line for run, _ in quiet for line in run.record.notices)
+
+
+def test_a_loop_of_ones_own_tells_of_them_where_it_ends(capfd):
+    job = kway.Job(Seen, overflowing, torch.optim.SGD, (X, Y), batch_size=4, precision="fp16")
+    with kway.parallel(job, devices="cpu:1") as p:
+        for batch in p.batches(0):
+            p.step(batch)
+        assert "overflowed" not in capfd.readouterr().err
+    assert capfd.readouterr().err.count(f"kway: {p.steps} {LEFT_OUT.format('3 steps')};") == 1
+
+
 def test_flags_are_given_back():
     cudnn = torch.backends.cudnn
     before = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32

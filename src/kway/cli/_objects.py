@@ -12,6 +12,7 @@ from typing import Any
 from kway.errors import UsageError, one_line, text_of
 from kway.job import Job
 from kway.launch.interrupt import EndedBySignal
+from kway.launch.own_frames import from_users_code
 from kway.paths import check_reachable
 from kway.registry import closest
 
@@ -29,8 +30,8 @@ def is_reference(text: str) -> bool:
 def load_object(what: str, text: str) -> Any:
     """Return the object that ``text`` names. ``what`` says what it is for, in errors.
 
-    Raises ``UsageError``, with the user's traceback, for a file that fails to import, and one that lists the
-    public names where the name is not there.
+    Raises ``UsageError``, with the user's frames below what it says, for a file that fails to import, and one that
+    lists the public names where the name is not there.
     """
     place, _, name = (text + ":" * (":" not in text)).rpartition(":")
     # An empty part of a package's name would be a relative import, and there is nothing that it is relative to.
@@ -111,4 +112,8 @@ def _from_package(what: str, place: str) -> ModuleType:
 
 def _failed(what: str, place: str, error: BaseException) -> UsageError:
     said = f"{type(error).__name__}: {one_line(text_of(error))}"
-    return UsageError(f"{traceback.format_exc()}\n{what}: importing {place} raised {said}")
+    whole = error.__traceback__
+    own = from_users_code(error).__traceback__
+    # Bad syntax has no frame of the user's: nothing of the file ran.
+    lines = "".join(traceback.format_exception(type(error), error, None if own is whole else own))
+    return UsageError(f"{what}: importing {place} raised {said}\n{lines.rstrip()}")

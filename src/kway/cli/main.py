@@ -174,4 +174,8 @@ def _report(error: KwayError) -> None:
         text = text.removeprefix(traceback).lstrip("\n")
         for note in getattr(error, "__notes__", []):
             print(f"kway: note: {note}", file=sys.stderr)
+    if text.startswith("Traceback (most recent call last):"):
+        # The user's own, which the message begins with.
+        traceback, _, text = text.rpartition("\n")
+        print(traceback.rstrip(), file=sys.stderr)
     print(f"kway: error: {text}", file=sys.stderr)

@@ -43,7 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="run each candidate as kway train does, in turns, and show how far the predictions are off",
+        help="run each candidate as kway train does, in turns: what was measured fastest is the plan, which shows how "
+        "far the predictions are off",
     )
     parser.add_argument(
         "--on",
@@ -68,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
     from kway.cli._job import says_that_data_is_usual
     from kway.errors import UsageError
     from kway.jobs.planning import plan
-    from kway.planning.doubts import impossible
     from kway.report.plan_plots import draw
     from kway.report.plans import lines_of
 
@@ -101,18 +101,26 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(["", *lines_of(record), f"wrote      {folder}/: {wrote}"]))
     if record.estimate_only:
         return 0
-    # What cannot be is nothing to go by.
-    doubted = impossible(record.candidates, given=())
-    batch = record.best["batch_size"]
-    print(f"next       {_anew(args) if doubted else _next(args, folder, record.level, batch)}")
+    best = record.best
+    # What cannot be is nothing to go by; what was measured is.
+    doubted = any(row.get("doubtful") for row in record.candidates) and not best.get("measured_step_s")
+    print(f"next       {_anew(args) if doubted else _next(args, folder, record.level, best['batch_size'])}")
     return 0
 
 
 def _anew(args: argparse.Namespace) -> str:
-    """Return the command that finds out anew what this plan rests on; measurements that were handed in stay."""
+    """Return the command that finds out anew what this plan rests on, and what to wait for before; measurements that
+    were handed in stay. Into another folder: the one that was named holds a plan.
+    """
     from kway.cli._begun import repeated
+    from kway.devices import busy
+    from kway.devices.topology import discover
 
-    return shlex.join([*repeated("plan", args, but=("workload", "refresh")), "--refresh"])
+    command = shlex.join([*repeated("plan", args, but=("workload", "refresh", "out")), "--refresh"])
+    others = busy.taken(discover().cpu["usable"])
+    return (
+        f"wait until other programs are done (they keep {others} busy), then {command}" if others else command
+    )
 
 
 def _next(args: argparse.Namespace, folder: Path, level: str, batch: int) -> str:

@@ -72,6 +72,8 @@ class Loader:
         self._outline = partial(
             outline, rank=rank, size=size, micro_batch=self.micro_batch, shards=self.shards
         )
+        # One for all epochs: it learns how to ask the data set.
+        self._request = reader(parts, seed)
         self._workers: Workers | None = None
         self._stream: StreamReader | None = None
         self._turn = 0
@@ -154,9 +156,8 @@ class Loader:
         yield from self._ahead(read(outlines))
 
     def _read(self, outlines: Iterator[Outline]) -> Iterator[Share]:
-        read = reader(self.parts, self.seed)
         for found in outlines:
-            yield found.filled([read(request) for request, _ in found.requests])
+            yield found.filled([self._request(request) for request, _ in found.requests])
 
     def _read_with_workers(self, outlines: Iterator[Outline]) -> Iterator[Share]:
         workers = self._opened(Fetcher(self.parts.dataset, self.parts.collate, self.seed))

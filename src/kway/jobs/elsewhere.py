@@ -45,7 +45,12 @@ def known_elsewhere(
     ]
     # What was said before the profile was of its moment, not of this one.
     lines = [line for line in there_is.notices if line not in busy.said(own.busy)]
-    return Known({"cuda": there_is}, {"cuda": there}, tuple(dict.fromkeys([*there.notices, *lines, *beside])))
+    return Known(
+        {"cuda": there_is},
+        {"cuda": there},
+        tuple(dict.fromkeys([*there.notices, *lines, *beside])),
+        given=["cuda"] if given else [],
+    )
 
 
 def machine_there(on: Any, devices: Any) -> tuple[Cluster, Measurements, list[list[str]]]:

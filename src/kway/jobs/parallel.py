@@ -23,7 +23,7 @@ from kway.job import Job
 from kway.jobs.arguments import check_job, folder_of
 from kway.jobs.heard import Heard
 from kway.jobs.own_code import facts_with_code
-from kway.jobs.own_loop import check_own_loop
+from kway.jobs.own_loop import check_own_loop, check_share
 from kway.jobs.place import Place, on_main, place, with_threads
 from kway.jobs.resuming import find
 from kway.jobs.together import together
@@ -155,12 +155,7 @@ class Session:
         Raises ``MispairedError`` where ranks hold shares of different batches, or have taken other steps before; on a
         GPU the loss is NaN. ``UsageError`` for what is no share of ``batches``.
         """
-        if not isinstance(share, Share):
-            raise UsageError(
-                f"step() of a {type(share).__name__}",
-                "it takes a share, which is what batches(epoch) gives: how samples are cut is kway's to know",
-                "write: for share in p.batches(epoch): loss = p.step(share)",
-            )
+        check_share(share, len(self.engine.rows))
         self._status.at(STEP, self.steps + 1)
         # Part of what ranks compare: the loop is the user's, and may go on to another batch on one rank alone.
         self.engine.part.batch_group.trace.note("batch", (share.epoch, share.step, self.steps))
@@ -390,6 +385,7 @@ class Session:
     def close(self) -> None:
         """End loader workers and take kway's changes off the model."""
         self._end_saving()
+        self._say(self.engine.left_out)
         # What it has taken counts now, not what it had begun to read.
         self._status.at("own code", self.steps)
         self._loader.close()

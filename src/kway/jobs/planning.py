@@ -20,7 +20,7 @@ from kway.jobs.known_costs import gather
 from kway.jobs.ranking import ranked
 from kway.launch.one_run import alone
 from kway.planned import Planned
-from kway.planning import doubts, history
+from kway.planning import decided, doubts, history
 from kway.planning.order import judged
 from kway.strategies.layout import AUTO
 from kway.strategies.levels import DEFAULT_SHARDS
@@ -56,7 +56,8 @@ def plan(
     ``kway.prove``. ``strategy``, ``step_kind``: ``"auto"`` for all (of step kinds those that take no compiler on a
     CPU), or names in a list or by commas. ``batch_size_per_device``: the global batch is that times the number of
     devices (weak scaling); without it all candidates take the job's batch (strong scaling). ``check``: run each
-    candidate as ``kway.train`` does, in turns, and compare; the errors are kept for later plans to show.
+    candidate as ``kway.train`` does, in turns, and compare; the one that was measured fastest is chosen, and the errors
+    are kept for later plans to show.
     ``on``: a machine that is not here, by its name (``"8xh100"``) or the path of its description: its GPUs are planned
     for, and all that is said of it is an estimate (docs/guide/elsewhere.md).
     ``workload``, ``measurements``: records, or their files, in place of what would be profiled and measured now;
@@ -111,7 +112,8 @@ def plan(
 
 
 def checked(asked: Asked, record: Planned, ranks: Any, say: Callable[[str], None], begun: float) -> Planned:
-    """Return the record with what runs of its candidates measured; their errors are kept for later plans.
+    """Return the record with what runs of its candidates measured, and the fastest of them chosen; the errors are kept
+    for later plans.
 
     Not those of a busy moment, nor of predictions from one: they would say of the model what the other programs did.
     """
@@ -133,8 +135,15 @@ def checked(asked: Asked, record: Planned, ranks: Any, say: Callable[[str], None
     facts = history.facts_of(asked.cluster)
     if not others and not rests_on_it:
         history.keep(facts, [history.entry(row, record.model, made) for row in measured])
+    fastest = decided.fastest(record.candidates)
+    chosen = record.chosen if fastest is None else fastest
+    for row, reason in zip(
+        record.candidates, decided.reasons(record.candidates, record.chosen, chosen), strict=True
+    ):
+        row["reason"] = reason
     return replace(
         record,
+        chosen=chosen,
         check=judged(measured),
         history=history.summary(history.recall(facts)),
         seconds=time.perf_counter() - begun,

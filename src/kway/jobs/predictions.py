@@ -16,8 +16,8 @@ Piece = tuple[Any, Any]
 
 
 def alike(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield ``pieces``. Raises ``UsageError`` at the first whose outputs are no rows of its samples, or have another
-    shape a sample than before.
+    """Yield ``pieces``. Raises ``UsageError`` at the first whose outputs are not dense, are no rows of its samples, or
+    have another shape a sample than before.
     """
     first: dict[str, tuple[int, ...]] | None = None
     for indices, output in pieces:
@@ -62,8 +62,20 @@ class _Rows:
 
 
 def _shapes(output: Any, name: str = "the output") -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (name, shape) of every tensor inside, but those that a dataclass computes."""
+    """Yield (name, shape) of every tensor inside, but those that a dataclass computes.
+
+    Raises ``UsageError`` for one that is sparse or nested: torch joins no rows of these.
+    """
     if isinstance(output, torch.Tensor):
+        if output.layout is not torch.strided or output.is_nested:
+            nested = "nested, " if output.is_nested else ""
+            raise UsageError(
+                f"{name} is a {type(output).__name__} that is not dense ({nested}layout {output.layout})",
+                "predictions are put together, row by row",
+                "return a dense tensor: "
+                + (".to_padded_tensor(...)" if output.is_nested else ".to_dense()")
+                + ", in the model or in a module around it that predicts",
+            )
         yield name, tuple(output.shape)
     for end, (part, computed) in (_parts(output) or {}).items():
         if not computed:

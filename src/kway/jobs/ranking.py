@@ -30,6 +30,9 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
     checks = [] if estimate_only else history.recall(history.facts_of(asked.cluster))
     too_close = history.too_close(checks, found, asked.job.title)
     order = _searched(asked, known, found, too_close["part"])
+    doubtful = {id(row) for row in doubts.doubtful(order.rows)}
+    for row in order.rows:
+        row["doubtful"] = id(row) in doubtful
     now = datetime.now(UTC)
     # In the form of the dates in records, which are in the order of their texts.
     since = (now - timedelta(seconds=time.perf_counter() - begun)).isoformat(timespec="seconds")
@@ -75,7 +78,7 @@ def ranked(asked: Asked, known: Known, begun: float, estimate_only: bool = False
         notices=[
             *asked.notices,
             *known.notices,
-            *([] if estimate_only else doubts.impossible(order.rows, known.given)),
+            *doubts.impossible(order.rows, known.given),
         ],
         estimate_only=estimate_only,
         identity=dict(asked.identity),

@@ -4,9 +4,11 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from kway.checkpoints.manifest import MANIFEST
@@ -18,8 +20,10 @@ from kway.records import Plan
 from kway.step.build import check_names, make_optimizer, make_schedule, misfit
 from kway.step.kinds import check_kind
 from kway.step.made import unmade
+from kway.step.scaling import own_schedule
+from kway.step.seeds import preserved_everywhere
 from kway.step.settings import Settings, check_settings
-from kway.step.state import made_in
+from kway.step.state import check_schedule_kept, made_in
 from kway.training.began import Began, began, differing_beginnings
 from kway.training.facts import check_parts, differing
 from kway.training.on_a_copy import copied
@@ -40,6 +44,30 @@ def check_saving(out: Any, every: Any, keep: Any, resume: bool | Path | str) -> 
         raise UsageError(f"keep={keep} without checkpoint_every", "there is nothing to keep")
     if resume is True and out is None:
         raise UsageError("resume=True without a folder", "its checkpoints are looked for there", "set out=")
+
+
+def check_schedule(job: Job, model: nn.Module, every: Any, resume: bool | Path | str) -> None:
+    """Raise ``UsageError`` for a schedule whose state no checkpoint can hold, where a run writes or reads any.
+
+    So far as that is known at the start. One of torch's is not made for that. Others are, for parameters without
+    memory; where that fails, the run's own one tells.
+    """
+    if every is None and resume is False:
+        return
+    factory, _ = own_schedule(job.schedule)
+    kind = factory
+    while isinstance(kind, partial):
+        kind = kind.func
+    if factory is None or (isinstance(kind, type) and kind.__module__ == torch.optim.lr_scheduler.__name__):
+        return
+    made = None
+    with suppress(Exception), preserved_everywhere():
+        bare = [
+            (name, nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad))
+            for name, p in model.named_parameters()
+        ]
+        made = factory(job.optimizer(iter(bare)))
+    check_schedule_kept(made)
 
 
 def saves_none(found: Path | None, every: Any) -> list[str]:

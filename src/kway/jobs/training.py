@@ -27,7 +27,7 @@ from kway.jobs.listeners import Callback, followed, listeners
 from kway.jobs.own_code import facts_with_code
 from kway.jobs.place import Place, on_main
 from kway.jobs.restarting import Restarts, run_again
-from kway.jobs.resuming import check_saving, find, optimizer_of, saves_none
+from kway.jobs.resuming import check_saving, check_schedule, find, optimizer_of, saves_none
 from kway.jobs.too_short import check_length_for
 from kway.jobs.tuning import STARTED_AGAIN, as_run, in_the_way_chosen, wish_of
 from kway.launch.interrupt import asked_to_stop
@@ -228,6 +228,7 @@ def train(
     check_model(
         job, model, where.plan.layout, exactness, parts.order.batch_size, shards, settings=where.plan.settings
     )
+    check_schedule(job, model, checkpoint_every, resume)
     adapting = adapting_of(on_oom, job, model, where, parts.order)
     spec = spec if growth is None else growth.over(spec, parts.order)
     spec = check_alike(
@@ -326,10 +327,15 @@ def train(
                     else partial(what_is_there, folder, checkpoint_every is not None),
                 )
         of_ranks, average, made = results[0]
-        judged = going.judged(
-            replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices]), where
+        record = kept(
+            going.judged(
+                replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices]), where
+            ),
+            where,
+            out,
+            folder,
+            tell.note,
         )
-        record = kept(judged, where, out, folder, tell.note)
         if started:
             model = _as_trained(cast(model, precision_of(job.precision).floating), folder, made)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None

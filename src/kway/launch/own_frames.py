@@ -1,5 +1,6 @@
 """The outermost frames of a traceback: of what runs the user's code, which say nothing to the user."""
 
+import importlib
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +21,10 @@ def without_own_frames(error: BaseException) -> BaseException:
 
 
 def from_users_code(error: BaseException) -> BaseException:
-    """Drop the outermost frames that are kway's or torch's; all stay where there are no others."""
+    """Drop the outermost frames that are kway's, torch's or an import's; all stay where there are no others."""
     torch = find_spec("torch")
-    inside = [Path(__file__).parents[1], *([Path(torch.origin).parent] if torch and torch.origin else [])]
+    inside = [Path(__file__).parents[1], Path(importlib.__file__).parent]
+    inside += [Path(torch.origin).parent] if torch and torch.origin else []
     starts = tuple(f"{folder}{os.sep}" for folder in inside)
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith((*starts, "<frozen ")):

@@ -76,8 +76,19 @@ def impossible(rows: Sequence[dict[str, Any]], given: Collection[str]) -> list[s
     return [*_too_fast(rows, given), *_too_slow(rows, given)]
 
 
-def _too_slow(rows: Sequence[dict[str, Any]], given: Collection[str]) -> list[str]:
-    beyond = []
+def doubtful(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each row whose prediction cannot be; ``impossible`` names the ones that are furthest beyond."""
+    fast = [row for excess, _, row in _speed_ups(rows) if excess > 1 + CLOSE]
+    return fast + [each[-1] for each in _shares(rows) if each[0] > 1 + SURE]
+
+
+def _shares(
+    rows: Sequence[dict[str, Any]],
+) -> list[tuple[float, float, float, int, int, dict[str, Any]]]:
+    """Return of each candidate with several devices how many times as long as it may a device computes its share, both
+    times in seconds (its own, and of one device), the samples of both, and its row.
+    """
+    found = []
     for row in rows:
         one = one_device(rows, row)
         if one is None or row["devices"] == 1 or one["step_kind"] != row["step_kind"]:
@@ -87,9 +98,13 @@ def _too_slow(rows: Sequence[dict[str, Any]], given: Collection[str]) -> list[st
         # each device, or one that cannot be cut evenly), so much longer may each take.
         share = -(-row["batch_size"] // row["devices"])
         more = max(1.0, share * row["devices"] / one["batch_size"])
-        beyond.append((own / (alone * more) if alone else 0.0, own, alone, share, one["batch_size"], row))
+        found.append((own / (alone * more) if alone else 0.0, own, alone, share, one["batch_size"], row))
+    return found
+
+
+def _too_slow(rows: Sequence[dict[str, Any]], given: Collection[str]) -> list[str]:
     excess, own, alone, share, whole, row = max(
-        beyond, key=lambda each: each[0], default=(0.0, 0.0, 0.0, 0, 0, {})
+        _shares(rows), key=lambda each: each[0], default=(0.0, 0.0, 0.0, 0, 0, {})
     )
     if excess <= 1 + SURE:
         return []
@@ -101,14 +116,21 @@ def _too_slow(rows: Sequence[dict[str, Any]], given: Collection[str]) -> list[st
     ]
 
 
-def _too_fast(rows: Sequence[dict[str, Any]], given: Collection[str]) -> list[str]:
-    beyond = []
+def _speed_ups(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float, dict[str, Any]]]:
+    """Return of each candidate with several devices by how much it is faster than as many times one device, how many
+    times it is as fast as one, and its row.
+    """
+    found = []
     for row in rows:
         one = one_device(rows, row)
         if one is not None and row["devices"] > 1:
             times = row["samples_per_s"] / one["samples_per_s"]
-            beyond.append((times / row["devices"], times, row))
-    excess, times, row = max(beyond, key=lambda each: each[0], default=(0.0, 0.0, {}))
+            found.append((times / row["devices"], times, row))
+    return found
+
+
+def _too_fast(rows: Sequence[dict[str, Any]], given: Collection[str]) -> list[str]:
+    excess, times, row = max(_speed_ups(rows), key=lambda each: each[0], default=(0.0, 0.0, {}))
     # Smaller shares may fit a cache, and times have a spread.
     if excess <= 1 + CLOSE:
         return []

@@ -14,7 +14,7 @@ def judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     a tenth apart how many are in ``right_order``. By the time of a sample, so that steps of several batches compare.
     """
     measured = [row for row in rows if row.get("measured_step_s")]
-    times = [(_sample_s(row, "step_s"), _sample_s(row, "measured_step_s")) for row in measured]
+    times = [(sample_s(row, "step_s"), sample_s(row, "measured_step_s")) for row in measured]
     pairs = [(a, b) for a, b in combinations(times, 2) if max(a[1], b[1]) > (1 + APART) * min(a[1], b[1])]
     right = sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
     return {
@@ -25,5 +25,6 @@ def judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _sample_s(row: dict[str, Any], name: str) -> float:
+def sample_s(row: dict[str, Any], name: str) -> float:
+    """Return the seconds of a sample. ``name``: of which step, ``step_s`` or ``measured_step_s``."""
     return float(row[name] / row["batch_size"])

@@ -18,6 +18,8 @@ from kway.proving.reference import Held, Reference, buffers_of
 from kway.step.inputs import move
 
 Tensor = torch.Tensor
+# Mean, variance and the number of batches.
+_Running = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class ShardReference(Reference):
@@ -69,23 +71,28 @@ def _renew(start: Held) -> None:
         module._buffers.update({n: None if v is None else v.clone() for n, (_, v) in buffers.items()})
 
 
-def _running(norm: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    return norm.running_mean.clone(), norm.running_var.clone(), norm.num_batches_tracked.clone()
+def _running(norm: _BatchNorm) -> _Running:
+    """Return copies of what a layer keeps. A model may have set some of it to ``None``, which torch then leaves out."""
+    held = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    mean, var, tracked = (None if value is None else value.clone() for value in held)
+    return mean, var, tracked
 
 
 @torch.no_grad()
-def _update(norm: _BatchNorm, before: tuple[Tensor, Tensor, Tensor], values: list[Tensor]) -> None:
+def _update(norm: _BatchNorm, before: _Running, values: list[Tensor]) -> None:
     mean, var, tracked = before
     if not values:
         return
     every = torch.cat(values, dim=1)
-    norm.num_batches_tracked = tracked + 1
-    factor = 1.0 / float(tracked + 1) if norm.momentum is None else norm.momentum
-    norm.running_mean = (1 - factor) * mean + factor * every.mean(1)
-    norm.running_var = (1 - factor) * var + factor * every.var(1, unbiased=True)
+    if tracked is not None:
+        norm.num_batches_tracked = tracked + 1
+    # Without a counter there is no average over all batches, and torch moves nothing.
+    average = 0.0 if tracked is None else 1.0 / float(tracked + 1)
+    factor = average if norm.momentum is None else norm.momentum
+    if mean is not None:
+        norm.running_mean = (1 - factor) * mean + factor * every.mean(1)
+    if var is not None:
+        norm.running_var = (1 - factor) * var + factor * every.var(1, unbiased=True)
 
 
 def _joined(pieces: list[Any]) -> Any:

@@ -41,8 +41,16 @@ def draw(record: Measurements, folder: Path) -> list[Path]:
         own = [figure for figure in record.figures if figure["experiment"] == entry["name"]]
         curved = [panel for panel in panels(own) if panel.size][:MOST_PANELS]
         if curved:
-            drawn.append(_picture(folder / f"{entry['name']}.png", heading(entry), curved, _where(record)))
+            drawn.append(_picture(folder / f"{entry['name']}.png", title_of(entry), curved, _where(record)))
     return drawn
+
+
+def title_of(entry: dict[str, Any]) -> str:
+    """Say what a picture shows, in a line that fits: of what was remembered when it was measured, since that stays."""
+    if entry["how"] != "remembered":
+        return heading(entry)
+    size = "quick" if entry["quick"] else "full"
+    return f"{entry['name']} ({size}): measured on {entry['made'][:16].replace('T', ' ')} (UTC)"
 
 
 def _where(record: Measurements) -> str:

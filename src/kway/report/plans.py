@@ -152,9 +152,7 @@ def term_names(rows: list[dict[str, Any]]) -> list[str]:
 def _whole(record: Planned) -> list[str]:
     """Say what was chosen, and what bounds any number of devices."""
     best = record.best
-    lines = [
-        f"chosen     {titled(best)}: {seconds_text(best['step_s'])} a step of {counted(best['batch_size'], 'sample')}"
-    ]
+    lines = [f"chosen     {_chosen(record)}"]
     if record.serial_fraction is None and one_device(record.candidates, best) is not None:
         lines.append(f"serial     not known: {_no_line(record.candidates)}")
     if record.serial_fraction is not None:
@@ -166,6 +164,28 @@ def _whole(record: Planned) -> list[str]:
             text + ("" if bound is None else f": more devices are at most {bound:.3g} times as fast (Amdahl)")
         )
     return lines
+
+
+def _chosen(record: Planned) -> str:
+    """Say how long a step of the chosen candidate takes: as was measured where it was, else as is predicted."""
+    best, first = record.best, record.candidates[0]
+    step_s, measured_s = best["step_s"], best.get("measured_step_s")
+    if not measured_s:
+        mark = " (doubtful: see the note)" if best.get("doubtful") else ""
+        return f"{titled(best)}: {_step(best, step_s)}{mark}"
+    more = ""
+    if first["samples_per_s"] > best["samples_per_s"]:
+        took_s = first.get("measured_step_s")
+        unlike = first["batch_size"] != best["batch_size"]
+        took = "was not measured"
+        if took_s:
+            took = f"took {_step(first, took_s) if unlike else seconds_text(took_s)}"
+        more = f"; {titled(first)} was predicted to be faster and {took}"
+    return f"{titled(best)}: {_step(best, measured_s)}, measured (predicted: {seconds_text(step_s)}{more})"
+
+
+def _step(row: dict[str, Any], seconds: float) -> str:
+    return f"{seconds_text(seconds)} a step of {counted(row['batch_size'], 'sample')}"
 
 
 def _no_line(rows: list[dict[str, Any]]) -> str:

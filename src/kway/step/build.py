@@ -20,6 +20,13 @@ from kway.step.made import add_made, unmade
 from kway.step.seeds import preserved_everywhere
 from kway.step.storage import read_made, read_tensors
 
+# What an optimizer's function is called with, and how it makes two groups of that.
+_NAMED = (
+    "it is called with the model's named parameters, an iterator of pairs (name, parameter)",
+    "two groups: named = list(named); return torch.optim.SGD([{'params': [pair for pair in named if pair[1].ndim > 1]}"
+    ", {'params': [pair for pair in named if pair[1].ndim <= 1], 'weight_decay': 0.0}], lr=0.1)",
+)
+
 
 def build(job: Job) -> nn.Module:
     """Return the job's module with its initial weights.
@@ -46,11 +53,12 @@ def build(job: Job) -> nn.Module:
     return model
 
 
-def called(what: str, function: Any, *args: Any, do: str = "") -> Any:
+def called(what: str, function: Any, *args: Any, do: str = "", given: tuple[str, str] = ("", "")) -> Any:
     """Return ``function(*args)``. Raises ``UsageError`` with the user's traceback where it fails.
 
-    ``what`` names it in that error, and ``do`` says what can be done. Where the function does not take these arguments
-    no code of the user ran: the error says how it is called instead.
+    ``what`` names it in that error, and ``do`` says what can be done; ``given`` says what it is called with, and what
+    can be done, where it may have taken that for something else. Where the function does not take these arguments no
+    code of the user ran: the error says how it is called instead.
     """
     try:
         return function(*args)
@@ -64,7 +72,9 @@ def called(what: str, function: Any, *args: Any, do: str = "") -> Any:
         if inside is None:
             raise UsageError(got, *_how_called(function, args, do)) from None
         trace = "".join(traceback.format_exception(type(error), error, inside))
-        raise UsageError(f"{trace}\n{got}", "", do) from error
+        # These two are what a thing of another kind than was thought leads to.
+        need, what_to_do = given if isinstance(error, AttributeError | TypeError) else ("", do)
+        raise UsageError(f"{trace}\n{got}", need, what_to_do or do) from error
 
 
 def _how_called(function: Any, args: tuple[Any, ...], do: str) -> tuple[str, str]:
@@ -107,7 +117,7 @@ def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     """Call the job's optimizer once. Raises ``UsageError`` with the user's traceback where that fails."""
     # Torch looks for one where its first optimizer is made, and the optimizer would be blamed.
     check_temporary()
-    optimizer = called("the optimizer", job.optimizer, model.named_parameters())
+    optimizer = called("the optimizer", job.optimizer, model.named_parameters(), given=_NAMED)
     if not hasattr(optimizer, "param_groups"):
         raise UsageError(
             f"the optimizer is of type {type(optimizer).__name__}",

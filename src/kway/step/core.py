@@ -1,5 +1,6 @@
 """What every kind of step shares: model, loss, precision, optimizer, schedule."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,8 +28,8 @@ from kway.step.made import made_since, names_of
 from kway.step.mispaired import check_calls
 from kway.step.numbers import unlike
 from kway.step.outcome import Outcome
-from kway.step.penalty import one_number
-from kway.step.precision import precision_of
+from kway.step.penalty import add_gradients, one_number
+from kway.step.precision import overflowed, precision_of
 from kway.step.presence import Presence
 from kway.step.roster import Roster
 from kway.step.scaling import advance
@@ -77,7 +78,11 @@ class StepCore(ABC):
         # What numbers are drawn from, given the keys of a step's places.
         self.draws: Callable[[Sequence[int], torch.device], Draws] = Keyed
         self._stepped, self._other_loss = True, False
+        # Of steps whose gradients are scaled: how many there were, and how many of them overflowed.
+        self._scaled, self._overflowed = 0, 0
         self.right: Callable[[Tensor, Tensor], Tensor] = right_ones
+        # What a sample weighs in the loss, about: see ``agree``. ``None`` before the first batch that is cut.
+        self.per_sample: float | None = None
         # How a batch is cut, and the level at which no hook may act on the gradient of a part; ``None``: any may.
         self.cut: tuple[str, str] | None = None
         # Whether what ``compilable`` lists is compiled in the step being taken.
@@ -194,6 +199,29 @@ class StepCore(ABC):
         self.rule.check_moved(self.whole_batch.is_cut)
         return output, target, *ended
 
+    def nominal(self, total: int) -> float:
+        """Return what the loss of a batch of ``total`` samples, which is cut, is divided by before backward.
+
+        The same on all ranks, and about its weight: what acts on gradients inside of backward sees them as large as on
+        one device. 1 where the loss is a sum.
+        """
+        return total * (self.per_sample or 1.0) if self.rule.averaged else 1.0
+
+    def agree(self, weight: Tensor | None, samples: int) -> None:
+        """Let the first share with samples say what a sample weighs from now on. A collective, in the first step.
+
+        ``weight``: of the first so many ``samples`` that this rank computes, ``None`` where it has none. Waits for the
+        device.
+        """
+        own = float(weight) / samples if weight is not None and samples else None
+        found = next((each for each in self.group.objects(own) if each is not None), 1.0)
+        self.per_sample = found if 0 < found < math.inf else 1.0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether ``agree`` is to be called in a step whose batch is cut."""
+        return self.per_sample is None and self.rule.averaged
+
     def clear_gradients(self) -> None:
         """Leave no gradient of an earlier step: on the model's parameters, and on what the optimizer holds beside them.
 
@@ -284,6 +312,7 @@ class StepCore(ABC):
         What overflowed is no step: schedule and average stay where they are with the optimizer.
         """
         scaler = self.scaler
+        self._scaled += scaler is not None
         # Without a gradient (a constant loss) there is nothing that could have overflowed.
         groups = self.optimizer.param_groups
         if scaler is not None and all(p.grad is None for group in groups for p in group["params"]):
@@ -299,7 +328,7 @@ class StepCore(ABC):
             with self.presence.alike():
                 value = one_number(self.job.penalty(self.model))
             if value.requires_grad:
-                value.backward()  # type: ignore[no-untyped-call]
+                add_gradients(value)
                 keep_apart(self.parameters)
             penalty = value.detach()
         parameters = [p for p in self.parameters if p.grad is not None]
@@ -314,9 +343,16 @@ class StepCore(ABC):
             scaler.step(self.optimizer)
             scaler.update()
             self._stepped = scaler.get_scale() >= before
+            self._overflowed += not self._stepped
         if self._stepped and self.average is not None:
             self.average.update()
         return penalty
+
+    @property
+    def left_out(self) -> list[str]:
+        """A line for the user where steps so far were none, since their gradients overflowed."""
+        has_schedule = self.schedule is not None
+        return [overflowed(self._overflowed, self._scaled, has_schedule)] if self._overflowed else []
 
     def advance(self) -> None:
         """Let the schedule count the step that ``update`` took, if it took one."""

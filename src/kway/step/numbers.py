@@ -42,14 +42,20 @@ def written(sums: Tensor, told: Tensor, place: int, ranks: int) -> Tensor:
 
 
 def told(
-    parts: Tensor, ranks: int, total: Tensor, averaged: bool, tells: bool, compares: bool, dtype: torch.dtype
+    parts: Tensor,
+    ranks: int,
+    nominal: Tensor,
+    averaged: bool,
+    tells: bool,
+    compares: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return what the ranks' vectors say together, in ``dtype``, and what gradients are divided by.
 
     The former as ``outcome.apart`` takes it apart: the batch's loss and weight, sums of losses, wishes, fingerprints.
 
-    ``parts``: what adds up to their sum, in float64, shape (parts, ``length(ranks)``). ``total``: samples of the global
-    batch, shape (1,), in ``dtype``, by which gradients are scaled already; ``averaged``: whether they are divided by
+    ``parts``: what adds up to their sum, in float64, shape (parts, ``length(ranks)``). ``nominal``: what
+    gradients are divided by already, shape (1,), in ``dtype``; ``averaged``: whether they are divided by
     weights. ``tells``: whether fingerprints travelled; ``compares``: whether a step whose fingerprints differ becomes
     NaN.
     """
@@ -59,13 +65,13 @@ def told(
     weight = weight + summed[-1]
     if compares:
         weight = weight + unlike(slots[CALLS])
-    total = total.view(())
+    nominal = nominal.view(())
     if averaged:
         # Gradients of a weight of 0 stay the 0 they are; of such a batch there is no loss, as on one device.
-        divisor, loss = (weight / total).masked_fill(weight == 0, 1.0), loss / weight
+        divisor, loss = (weight / nominal).masked_fill(weight == 0, 1.0), loss / weight
     else:
         # Of the weight only that it is no number counts here, where ranks are mispaired.
-        divisor, loss = weight * 0 + 1.0 / total, loss + weight * 0
+        divisor, loss = weight * 0 + 1.0 / nominal, loss + weight * 0
     calls = slots[CALLS] if tells else None
     return joined(loss, weight, slots[LOSSES], slots[WISHES], calls), divisor
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from kway.step.tf32 import tf32
+from kway.units import counted
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,16 @@ class Precision:
         """
         with tf32(self.tf32, device):
             yield
+
+
+def overflowed(left_out: int, steps: int, has_schedule: bool) -> str:
+    """Say that of ``steps`` some were left out, which a scaler does without a word."""
+    schedule = ", and neither did the schedule" if has_schedule else ""
+    return (
+        f"{left_out:,} of {counted(steps, 'step')} {'was' if left_out == 1 else 'were'} left out, since gradients "
+        f"overflowed float16: the weights did not move{schedule}; a few of the first steps are usual, while the scale "
+        "of the loss is found, and precision bf16 needs none"
+    )
 
 
 def cast(model: nn.Module, floating: torch.dtype | None) -> nn.Module:

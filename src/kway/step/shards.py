@@ -79,6 +79,8 @@ class ShardStep(StepCore):
         self._doubles = False
         self.statistics.clear()
         self.kept.begin(self.modules)
+        if self.agrees and not share.count:
+            self.agree(None, 0)
 
         def leaf(shard: int) -> list[Tensor]:
             scalars, counts = self._shard(shard, share, draws, tally)
@@ -115,8 +117,9 @@ class ShardStep(StepCore):
             late = late + self.mispaired(told, own)
         loss, weight = losses.sum() + late, weights.sum() + late
         # As in ShareStep: of a weight of 0 gradients stay the 0 they are.
-        mean = (weight / share.total).masked_fill(weight == 0, 1.0)
-        self._flat.divide_(mean if self.rule.averaged else late + 1.0 / share.total)
+        nominal = self.nominal(share.total)
+        mean = (weight / nominal).masked_fill(weight == 0, 1.0)
+        self._flat.divide_(mean if self.rule.averaged else late + 1.0 / nominal)
         if self.rule.averaged:
             loss = loss / weight
         return Outcome(loss, weight, losses, asked, told)
@@ -169,7 +172,9 @@ class ShardStep(StepCore):
             self.statistics.shard = shard
             draws.at(shard - self.first)
             output, target, total, weight = self.forward(batch, samples)
-            self.backward(total / share.total, output)
+            if self.agrees:
+                self.agree(weight, samples)
+            self.backward(total / self.nominal(share.total), output)
             self._check_frozen()
             self.kept.end_of_piece()
             slots = torch.zeros(length(self.shards, _BESIDE), dtype=wide(total.dtype), device=self.device)

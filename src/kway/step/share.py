@@ -107,9 +107,9 @@ class ShareStep(StepCore):
         compared = tells and self.signs.telling.compared
         compares = compared and parts.is_cuda
         # Not as a constant, which would be part of compiled code: sizes of batches may be many.
-        total = self.presence.arithmetic.number(share.total, self.device, sums.dtype)
+        nominal = self.presence.arithmetic.number(self.nominal(share.total), self.device, sums.dtype)
         numbers, divisor = self.told(
-            parts, self.ranks, total, self.rule.averaged, tells, compares, sums.dtype
+            parts, self.ranks, nominal, self.rule.averaged, tells, compares, sums.dtype
         )
         lengths = (self.ranks, self.ranks, self.ranks if tells else 0)
         loss, weight, losses, asked, calls = apart(numbers, lengths)
@@ -172,8 +172,12 @@ class ShareStep(StepCore):
             before = self._begun() if counts else 0
             held = self._added_up() if number else []
             # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
-            factor = (1.0 if samples else 0.0) / share.total
+            nominal = self.nominal(share.total)
+            factor = (1.0 if samples else 0.0) / nominal
             output, target, objective, numbers = self.forward(batch, samples, ending, factor)
+            if self.agrees and not self._whole(share):
+                self.agree(numbers[1] if samples else None, samples)
+                objective = objective * (nominal / self.nominal(share.total))
             if held != (self._added_up() if number else []):
                 raise RefusedError(
                     "a forward pass that clears or changes the model's gradients, with micro-batches",

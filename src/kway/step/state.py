@@ -14,6 +14,7 @@ from kway.errors import UsageError
 from kway.step.build import load_tensors
 from kway.step.core import StepCore
 from kway.step.made import add_buffer, add_made
+from kway.step.scaling import Scaled
 
 # Parts that only some jobs have. Buffers can appear while a model is used.
 OPTIONAL = ("modules", "schedule", "scaler", "ema")
@@ -24,8 +25,9 @@ def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state by part, as ``checkpoints.state.flatten`` takes it; tensors are the step's own, not copies.
 
     ``optimizer`` by name; ``buffers`` that are not in the model's ``state_dict``; ``modules``: what modules keep
-    beside tensors; ``made``: which weights the model made when it ran; ``schedule``, ``scaler`` and ``ema`` where the
-    job has them. Argument ``saved``: the model's ``state_dict(keep_vars=True)``.
+    beside tensors; ``made``: which weights the model made when it ran; ``weight``: what a sample weighs, see
+    ``StepCore.agree``; ``schedule``, ``scaler`` and ``ema`` where the job has them. Argument ``saved``: the model's
+    ``state_dict(keep_vars=True)``.
     """
     parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, step.model.named_parameters())}
     if buffers := _besides(saved, step.model):
@@ -34,7 +36,10 @@ def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
         parts["modules"] = extra
     if made := step.made(saved):
         parts["made"] = made
+    if step.per_sample is not None:
+        parts["weight"] = {"per_sample": step.per_sample}
     if step.schedule is not None:
+        check_schedule_kept(step.schedule)
         parts["schedule"] = _without_code(step.schedule.state_dict())
     if step.scaler is not None:
         parts["scaler"] = step.scaler.state_dict()
@@ -74,6 +79,25 @@ def _is_code(value: Any) -> bool:
     return isinstance(value, _CODE)
 
 
+def check_schedule_kept(schedule: Any) -> None:
+    """Raise ``UsageError`` for a schedule whose state no checkpoint can hold.
+
+    One that steps is enough to train; what it is at has to be asked for, and given back.
+    """
+    own = schedule.own if isinstance(schedule, Scaled) else schedule
+    for each in [own, *getattr(own, "_schedulers", ())]:
+        lacks = [
+            name for name in ("state_dict", "load_state_dict") if not callable(getattr(each, name, None))
+        ]
+        if each is not None and lacks:
+            raise UsageError(
+                f"a schedule of type {type(each).__name__} without {' and '.join(lacks)}, and checkpoints",
+                "a run that goes on must know where its schedule was",
+                "give it both, as torch's schedulers have them (state_dict returns plain values), or train without "
+                "checkpoints",
+            )
+
+
 def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
     """Give a step, model included, the state of a checkpoint. Raises ``UsageError`` where it does not fit."""
     weights = checkpoint.weights()
@@ -93,6 +117,8 @@ def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
     if "modules" in own:
         step.model.load_state_dict(checkpoint.part("modules"), strict=False)
     load_by_name(step.optimizer, step.model.named_parameters(), checkpoint.part("optimizer"))
+    if "weight" in checkpoint:
+        step.per_sample = checkpoint.part("weight")["per_sample"]
     if step.schedule is not None:
         step.schedule.load_state_dict(checkpoint.part("schedule"))
     if step.scaler is not None:

@@ -27,6 +27,7 @@ from kway.step.checkpointing import buffers_kept
 from kway.step.deterministic import bits_hold_within
 from kway.step.gradients import dense
 from kway.step.handed import held_state, load_state
+from kway.step.hooked import hooked_layers
 from kway.step.kinds import DEFAULT_KIND, Runner, open_kind
 from kway.step.lengths import Lengths
 from kway.step.modes import begin_training
@@ -83,8 +84,7 @@ class Engine:
         check_level(layout, level, shards)
         check_step_kind(layout, step_kind)
         check_model(job, model, layout, level, batch_size, shards, trains)
-        self.job, self.layout, self.level = job, dict(layout), level
-        self.settings = settings
+        self.job, self.layout, self.level, self.settings = job, dict(layout), level, settings
         self._is_main, self._warned = world.is_main, list[str]()
         self._level = level_of(level)
         self.device = torch.device(world.device)
@@ -127,6 +127,7 @@ class Engine:
                 known[axis].apply(self.part, self.mesh.group(axis))
             cut = self._level.cut(job, self.part.shares, -(-batch_size // self.part.shares), shards)
             self._scripted = scripted(self.model) if cut is not None else []
+            self.part.notes += hooked_layers(self.model, cut) if trains else []
             # Modes are set by now.
             check_scripted(self._scripted, trains)
             with self.memory.explains("start"):
@@ -200,8 +201,13 @@ class Engine:
 
     @property
     def at_the_end(self) -> list[str]:
-        """Lines for the user where the run ends here: see ``kway.step.kinds.Runner``."""
-        return self._runner.at_the_end
+        """Lines for the user where the run ends here: see ``kway.step.kinds.Runner``, and ``left_out``."""
+        return [*self._runner.at_the_end, *self.left_out]
+
+    @property
+    def left_out(self) -> list[str]:
+        """A line for the user where steps were left out: see ``StepCore.left_out``."""
+        return self._step.left_out
 
     @property
     def doubts(self) -> list[str]:
