@@ -326,6 +326,7 @@ class Session:
                 error = problem
         self._raise(error)
         self._warn()
+        self._say(self.engine.unsaved())
 
     def _begin_saving(self, place: Path, keep: int | None, position: Position) -> None:
         if self._writer is None or self._writer.folder != place:

@@ -61,7 +61,7 @@ class Comparison:
                 "loss",
                 f"{UNSTEADY}: the same batch from the same state gave losses that differ by "
                 f"{snapshot.drift:.3g} at step {step}. The model draws random numbers, or keeps what changes its "
-                "output outside parameters and buffers",
+                "output outside parameters, buffers and plain attributes",
             )
         self._hint = MIXES if snapshot.mixes else ""
         for name in [*snapshot.after, *(name for name in got if name not in snapshot.after)]:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from kway.job import Job
+from kway.proving.attributes import Kept, attributes_of, give_back
 from kway.step.hooked_losses import loss_beside
 from kway.step.inputs import move, splitter
 from kway.step.modes import begin_training
@@ -62,6 +63,7 @@ class _Saved(NamedTuple):
     optimizer: dict[str, Any]
     parameters: Sequence[tuple[torch.Tensor, torch.Tensor]]
     buffers: Held
+    attributes: Kept
     states: dict[Any, Any]
 
 
@@ -162,11 +164,12 @@ class Reference:
             parameters = [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()]
         states = {key: copy.deepcopy(entries) for key, entries in self.optimizer.state.items()}
         whole = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
-        return _Saved(*whole, parameters, buffers_of(self.model), states)
+        return _Saved(*whole, parameters, buffers_of(self.model), attributes_of(self.model), states)
 
     def _restore(self, saved: _Saved) -> None:
         # Buffers by themselves, and first: not all are in the state_dict, and a step may have made new ones.
         _put_back(saved.buffers)
+        give_back(saved.attributes)
         self.model.load_state_dict(saved.model)
         with torch.no_grad():
             for parameter, value in saved.parameters:

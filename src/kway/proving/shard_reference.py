@@ -1,7 +1,8 @@
 """The reference for level bits: a plain torch loop over the micro-shards of a batch on one device.
 
 Batch normalisation sees a shard at a time; its running statistics move once a step, by the mean and the
-unbiased variance of all values that the layer saw in the step. Other buffers start every shard from the step's own.
+unbiased variance of all values that the layer saw in the step. Other buffers start every shard from the step's own,
+and so do attributes of modules, of which the step leaves those of its first shard.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kway.job import Job
+from kway.proving.attributes import attributes_of, give_back
 from kway.proving.reference import Held, Reference, buffers_of
 from kway.step.inputs import move
 
@@ -34,13 +36,17 @@ class ShardReference(Reference):
         outputs, targets = [], []
         seen: dict[_BatchNorm, list[Tensor]] = {norm: [] for norm in self._norms}
         before = {norm: _running(norm) for norm in self._norms}
-        start = buffers_of(self.model)
+        start, attributes = buffers_of(self.model), attributes_of(self.model)
+        left = attributes
         hooks = [norm.register_forward_pre_hook(_note(seen[norm])) for norm in self._norms]
         for shard in batch:
             _renew(start)
+            give_back(attributes)
             args, kwargs, target = self.split(move(shard, self.device, self.floating))
             outputs.append(self.model(*args, **kwargs))
             targets.append(target)
+            left = attributes_of(self.model) if len(targets) == 1 else left
+        give_back(left)
         for hook in hooks:
             hook.remove()
         for norm, values in seen.items():

@@ -44,7 +44,7 @@ Tensor = torch.Tensor
 class StepCore(ABC):
     """Forward passes and the update; a subclass says how a batch becomes gradients.
 
-    ``kept``: what keeps buffers the same over the pieces of a batch, if anything does.
+    ``kept``: what keeps buffers and attributes the same over the pieces of a batch, if anything does.
     """
 
     kept: KeptBuffers | None
@@ -162,12 +162,17 @@ class StepCore(ABC):
 
     @abstractmethod
     def kept_over(self, share: Share) -> KeptBuffers | None:
-        """Return what keeps buffers the same over the pieces of a share, ``None`` where nothing has to."""
+        """Return what keeps buffers and attributes alike over the pieces of a share, ``None`` where nothing has to."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that the model had when this step began, by its names: what the optimizer was made of."""
         return self._roster.parameters
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules that the model had when this step began."""
+        return self._roster.modules
 
     def made(self, state: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Return what the model has made since it was built: see ``kway.step.made``."""

@@ -10,7 +10,7 @@ is not taken away again between pieces: the layer may remember that it has made 
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kway.comm.group import Group
 from kway.errors import RefusedError
+from kway.step.kept_attributes import KeptAttributes
 from kway.step.made import add_buffer
 
 Tensor = torch.Tensor
@@ -51,10 +52,15 @@ MICRO_BATCH = Piece(
 
 
 class KeptBuffers:
-    """Buffers of ``model`` but those of the layers in ``without``, over the pieces of a batch."""
+    """Buffers of ``model`` but those of the layers in ``without``, and plain attributes, over the pieces of a batch.
 
-    def __init__(self, model: nn.Module, without: list[nn.Module], piece: Piece) -> None:
-        self._piece = piece
+    ``doubts``: gets lines for the user about attributes.
+    """
+
+    def __init__(
+        self, model: nn.Module, without: list[nn.Module], piece: Piece, doubts: list[str] | None = None
+    ) -> None:
+        self._piece, self._attributes = piece, KeptAttributes(piece.name, [] if doubts is None else doubts)
         left_out = {id(module) for module in without}
         # Also those that have no buffer yet.
         self._modules = [(n, module) for n, module in model.named_modules() if id(module) not in left_out]
@@ -64,8 +70,6 @@ class KeptBuffers:
         # Made since the step began, as they were registered. ``None`` between steps.
         self._made: dict[Key, Known] | None = None
         self._after: dict[Key, Tensor] | None = None
-        # Whether any rank may hold one in this step: the same on all of them.
-        self._some = self._first = True
         self._hook: RemovableHandle | None = _listen(self)
 
     def close(self) -> None:
@@ -94,8 +98,12 @@ class KeptBuffers:
         """Copy all of them when the next step begins, also where they look unchanged."""
         self._before = {}
 
-    def begin(self) -> None:
-        """Take the values from which every piece of a step starts. Copies only what changed since the last step."""
+    def begin(self, modules: Sequence[nn.Module]) -> None:
+        """Take the values from which every piece of a step starts. Copies only what changed since the last step.
+
+        ``modules``: those of the model as they are now, whose attributes count.
+        """
+        self._attributes.begin(modules)
         now = {}
         for place, (_, module) in enumerate(self._modules):
             for name, buffer in module._buffers.items():
@@ -103,7 +111,6 @@ class KeptBuffers:
                     known = self._before.get((place, name))
                     now[place, name] = known if known and _is(known, buffer) else _know(buffer)
         self._before, self._made, self._after = now, {}, None
-        self._some, self._first = self._first or bool(now), False
 
     def registered(self, module: nn.Module, name: str, value: Tensor) -> None:
         """Note a buffer that is new, with the value it has now: a layer may change it as soon as it is there."""
@@ -113,6 +120,7 @@ class KeptBuffers:
 
     def end_of_piece(self) -> None:
         """Put the step's values back. Raises ``RefusedError`` where two pieces left different values."""
+        self._attributes.end_of_piece()
         after = {}
         made = self._made or {}
         for place, (_, module) in enumerate(self._modules):
@@ -120,6 +128,10 @@ class KeptBuffers:
                 key = (place, name)
                 known = made.get(key) or self._before.get(key)
                 if buffer is None or (known and _is(known, buffer)):
+                    continue
+                if key in made and buffer is not made[key][0] and _says_the_same(buffer, made[key][2]):
+                    # Made once more, as a flag that says that it was there has been put back.
+                    module._buffers[name] = made[key][0]
                     continue
                 after[key] = _copy(buffer)
                 if known is None:
@@ -139,24 +151,20 @@ class KeptBuffers:
             )
 
     def end_of_step(self, group: Group, idle: bool) -> None:
-        """Give the buffers the values that the pieces left. ``idle``: some rank may have computed none; then a
-        collective, in which it takes the values of the first that did. Raises ``RefusedError`` for a first buffer that
-        is made in such a step later than in the first: without any, ranks do not wait for each other.
+        """Give buffers and attributes the values that the pieces left. ``idle``: some rank has computed none; then a
+        collective, in which it takes the values of the first that did.
         """
         after, made = self._after, self._made or {}
-        if idle and group.size > 1 and made and not self._some:
-            raise RefusedError(
-                f"buffer {self._named(next(iter(made)))!r} was made in a step in which some device had no samples",
-                f"every device must have it, and no device of {group.size} had a buffer before",
-                "register it when the model is made",
-            )
-        if idle and group.size > 1 and self._some:
-            told = None if after is None else (_on_cpu(after), self._tellable(made))
+        attributes = None
+        if idle and group.size > 1:
+            told = None if after is None else (_on_cpu(after), self._tellable(made), self._attributes.told())
             found = [held for held in group.objects(told) if held is not None]
             if found and after is None:
-                after, others = found[0]
+                after, others, attributes = found[0]
                 for (place, name), (value, persistent) in others.items():
                     add_buffer(self._modules[place][1], name, value.to(self._device), persistent)
+        # Before: where a buffer takes the place of an attribute, it has by now.
+        self._attributes.end_of_step(attributes)
         self._made = None
         for (place, name), value in (after or {}).items():
             module = self._modules[place][1]
@@ -217,9 +225,13 @@ def _on_cpu(buffers: dict[Key, Tensor]) -> dict[Key, Tensor]:
 def _different(first: dict[Key, Tensor], second: dict[Key, Tensor]) -> Key | None:
     for key in [*first, *second]:
         a, b = first.get(key), second.get(key)
-        if a is None or b is None or a.shape != b.shape or not _equal(a, b):
+        if a is None or b is None or not _says_the_same(a, b):
             return key
     return None
+
+
+def _says_the_same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and _equal(a, b)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -55,11 +55,11 @@ class ShardStep(StepCore):
         super().__init__(job, model, optimizer, device, presence, group, telling, shards)
         self.shards, self.statistics = shards, statistics
         held = [bounds(shards, group.size, rank) for rank in range(group.size)]
-        self.first = held[group.rank][0]
+        self.first, self._held = held[group.rank][0], held
         self._tree = TreeReducer(group.apart(), shards, held)
         self._lay_out()
         # Last: what it begins to listen to has to be closed.
-        self.kept: KeptBuffers = KeptBuffers(model, [*statistics.layers], SHARD)
+        self.kept: KeptBuffers = KeptBuffers(model, [*statistics.layers], SHARD, self.rule.doubts)
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed: see ``StepCore.prepare``."""
@@ -78,7 +78,7 @@ class ShardStep(StepCore):
         self.presence.take(share)
         self._doubles = False
         self.statistics.clear()
-        self.kept.begin()
+        self.kept.begin(self.modules)
         if self.agrees and not share.count:
             self.agree(None, 0)
 
@@ -103,7 +103,7 @@ class ShardStep(StepCore):
         complete = self._buckets.finish(scalars, counts)
         self._flat.hand_out(complete)
         self.statistics.finish(self.group)
-        self.kept.end_of_step(self.group, idle=share.total < self.shards)
+        self.kept.end_of_step(self.group, idle=self._some_idle(share.total))
         # In the dtype of one device's loss, which a rank without samples has to read from the others.
         numbers = self._flat.scalars
         doubles = self._doubles if share.count else bool(numbers[_IS_DOUBLE] > 0)
@@ -132,20 +132,29 @@ class ShardStep(StepCore):
         """Return what keeps buffers over shards, also where a rank holds one: see ``StepCore.kept_over``."""
         return self.kept
 
+    def _some_idle(self, total: int) -> bool:
+        """Whether a rank has no shard with a sample. Those without come last."""
+        return any(start >= total for start, _ in self._held)
+
     def _lay_out(self) -> None:
         # Not the frozen ones: they would be cloned and travel as zeros.
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
+        self._trained = parameters
         self._frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         tables = sparse_parameters(self.model)
         self._flat = FlatGradients(parameters, length(self.shards, _BESIDE), tables, beside=self._frozen)
         self._buckets = BucketedTree(self._flat, self._tree)
 
     def _check_frozen(self) -> None:
-        """Raise ``RefusedError`` for a gradient that nobody laid out a place for."""
+        """Raise ``RefusedError`` for a gradient that nobody laid out a place for, and for one that ends on the way."""
         late = next((parameter for parameter in self._frozen if parameter.grad is not None), None)
+        what = "was frozen before the step has a gradient after it"
+        if late is None:
+            late = next((parameter for parameter in self._trained if not parameter.requires_grad), None)
+            what = "was trained before the step is frozen after it"
         if late is not None:
             raise RefusedError(
-                f"a parameter of shape {tuple(late.shape)} that was frozen before the step has a gradient after it",
+                f"a parameter of shape {tuple(late.shape)} that {what}",
                 "at exactness bits parameters are frozen and unfrozen between steps",
                 "set requires_grad outside of the model's forward",
             )

@@ -77,7 +77,7 @@ class ShareStep(StepCore):
         self.written, self.told = written, told
         # Whether backward passes so far had collectives of their own; unknown before the first one.
         self._alone: bool | None = None
-        self.kept = KeptBuffers(model, [], MICRO_BATCH) if keeps_buffers else None
+        self.kept = KeptBuffers(model, [], MICRO_BATCH, self.rule.doubts) if keeps_buffers else None
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed: see ``StepCore.prepare``."""
@@ -163,7 +163,7 @@ class ShareStep(StepCore):
         self.presence.take(share)
         kept = self.kept_over(share)
         if kept is not None:
-            kept.begin()
+            kept.begin(self.modules)
         # Counting takes a while, and serves nothing where nothing can be sent ahead.
         counts = self._reducer is not None and self._reducer.sends_ahead
         ending = scaled if not self._whole(share) else mean if self.rule.averaged else plain

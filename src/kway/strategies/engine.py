@@ -37,6 +37,7 @@ from kway.step.open_jobs import OpenJob, open_jobs, opened
 from kway.step.out_of_memory import Memory, explained
 from kway.step.outcome import Outcome
 from kway.step.pieces import piece_bytes
+from kway.step.plain_attributes import SinceThen
 from kway.step.precision import cast, precision_of
 from kway.step.recompute import not_again
 from kway.step.scripted import check_scripted, scripted
@@ -138,7 +139,10 @@ class Engine:
                 self._step = self._level.open(self.part, self.optimizer)
             self._step.cut = None if cut is None else (cut, level)
             self._lengths = Lengths(self._step.rule.doubts)
-            self._evaluation = Evaluation(self._step, self.part, self.status)
+            self._evaluation, self._since = (
+                Evaluation(self._step, self.part, self.status),
+                SinceThen(self.model),
+            )
             if self._step.kept is not None:
                 self.part.opened.callback(self._step.kept.close)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened, settings, pieces)
@@ -218,6 +222,10 @@ class Engine:
         self._warned += new
         for line in new if self._is_main else []:
             print(f"kway: warning: {line}", file=sys.stderr, flush=True)
+
+    def unsaved(self) -> list[str]:
+        """Return lines for the user, once, about attributes that no checkpoint holds: see ``SinceThen``."""
+        return self._since.lines()
 
     @property
     def rows(self) -> range:

@@ -81,7 +81,7 @@ class Evaluation:
                 # ranks.
                 kept = step.kept_over(share)
                 if kept is not None:
-                    kept.begin()
+                    kept.begin(step.modules)
                 # Beside those of steps, which count from 0: one a shard at level bits, else one a rank.
                 keys = step.seeds(share, -1 - share.step)
                 for place, (batch, count) in enumerate(share.micro):

@@ -283,6 +283,7 @@ class Loop:
         # First, while a GPU still works through the last steps: what follows waits for it.
         self.saver.prepare(position)
         self._notice_buffers(self.engine.equalise())
+        self._notice_attributes()
         course, group = self.course, self.engine.part.batch_group
         watch = self.watch.state()
         run = {
@@ -369,6 +370,12 @@ class Loop:
         held_out = validation.figures if validation is not None and validation.at == self.steps else {}
         figures = {**{f"train_{name}": mean(pair) for name, pair in metrics.items()}, **held_out}
         return course.row(epoch, loss, figures, self.engine.optimizer.param_groups[0]["lr"])
+
+    def _notice_attributes(self) -> None:
+        # A run that goes on has it from the one before.
+        for line in [line for line in self.engine.unsaved() if line not in self.notices]:
+            self.notices.append(line)
+            self._say({"event": "notice", "text": line})
 
     def _notice_buffers(self, names: list[str]) -> None:
         if names:

@@ -1,0 +1,138 @@
+"""Plain attributes of modules: numbers, texts, flags, ``None`` and enums that the user's code keeps beside tensors."""
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from kway.step.alike import PLAIN, alike
+from kway.step.holders import is_the_users
+
+# What every module has, ``training`` among it.
+OF_TORCH = frozenset(vars(nn.Module()))
+_NAMED = 3
+
+
+class Gone:
+    """Stands for an attribute that is not there."""
+
+
+GONE = Gone()
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text, a flag, ``None`` or one of an enum: nothing that can change in itself."""
+    kind = type(value)
+    return kind in PLAIN or issubclass(kind, Enum | np.generic)
+
+
+class Noted:
+    """The attributes of a module at one moment. ``of_user``: whether its class is neither torch's nor kway's."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.own, self.of_user = vars(module), is_the_users(type(module).__module__)
+        self._names = frozenset(self.own)
+        self.plain = {n: v for n, v in self.own.items() if n not in OF_TORCH and is_plain(v)}
+        self._others: dict[str, Any] = {}
+
+    def note_others(self) -> None:
+        """Note which other objects the user's class holds, but for those of a forward pass."""
+        if self.of_user:
+            skipped = OF_TORCH | self.plain.keys()
+            self._others = {n: v for n, v in self.own.items() if n not in skipped and not _of_a_pass(v)}
+
+    def unchanged(self) -> bool:
+        """Whether its plain attributes are the same objects, and there are no others: a cheap look."""
+        return len(self.own) == len(self._names) and all(
+            map(is_, map(self.own.get, self.plain), self.plain.values())
+        )
+
+    def moved(self) -> dict[str, Any]:
+        """Return by name which plain attributes say something else now, ``GONE`` where they are not there any more."""
+        now = {name: self.own.get(name, GONE) for name in self.plain}
+        found = {
+            name: value
+            for name, value in now.items()
+            if (is_plain(value) and not alike(value, self.plain[name]))
+            or (value is GONE and not self._in_a_table(name))
+        }
+        new = [name for name in self.own if name not in self._names and name not in OF_TORCH]
+        return found | {name: self.own[name] for name in new if is_plain(self.own[name])}
+
+    def left(self) -> dict[str, Any]:
+        """Return what ``moved`` does, and where that is anything what else was assigned: what is made once (a table)
+        goes with what says so (its length).
+        """
+        found = self.moved()
+        if not found:
+            return found
+        known = {**self.plain, **self._others}
+        for name, value in self.own.items():
+            new = name not in self._names and name not in OF_TORCH
+            if (new or (name in known and known[name] is not value)) and not _of_a_pass(value):
+                found.setdefault(name, value)
+        return found
+
+    def put_back(self, names: Sequence[str]) -> None:
+        """Give attributes of ``left`` the values that they had."""
+        known = {**self.plain, **self._others}
+        self.give({name: known.get(name, GONE) for name in names})
+
+    def give(self, values: dict[str, Any]) -> None:
+        """Give attributes values, without a call of anything of the user's."""
+        for name, value in values.items():
+            if value is GONE:
+                self.own.pop(name, None)
+            elif not self._in_a_table(name):
+                self.own[name] = value
+
+    def _in_a_table(self, name: str) -> bool:
+        """Whether a buffer, a parameter or a module has taken the place of an attribute, which would hide it."""
+        return any(name in self.own.get(table, ()) for table in ("_parameters", "_buffers", "_modules"))
+
+
+class SinceThen:
+    """What a run's checkpoints do not hold: plain attributes of the user's modules that have changed since it began."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._noted = [(type(module).__name__, Noted(module)) for module in _without_extra_state(model)]
+        self._said = False
+
+    def lines(self) -> list[str]:
+        """Return what is to be said of them, once."""
+        looked = [] if self._said else [each for each in self._noted if not each[1].unchanged()]
+        pairs = [(name, kind) for kind, noted in looked for name in noted.moved()]
+        found = [f"{name!r} of {kind}" for name, kind in dict.fromkeys(pairs)]
+        if not found:
+            return []
+        self._said = True
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return [
+            f"attributes of the model have changed since it was built ({', '.join(found[:_NAMED])}{more}), which no "
+            "checkpoint holds: a run that goes on begins with what the model is built with. Where the output follows "
+            "them, register buffers"
+        ]
+
+
+def _without_extra_state(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield modules of the user's classes but those that may save what they keep by themselves (``get_extra_state``),
+    and those inside.
+    """
+    saving = [
+        f"{path}." if path else ""
+        for path, module in model.named_modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]
+    for path, module in model.named_modules():
+        inside = any(f"{path}.".startswith(prefix) for prefix in saving)
+        if not inside and is_the_users(type(module).__module__):
+            yield module
+
+
+def _of_a_pass(value: Any) -> bool:
+    # It holds a graph, of which nothing can be used again.
+    return isinstance(value, torch.Tensor) and value.requires_grad
