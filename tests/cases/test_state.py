@@ -232,9 +232,9 @@ def test_k01_the_weights_file_loads_into_a_bare_model(trained, size, instance, t
 def test_k01_a_file_that_matches_nothing_is_refused(tmp_path):
     from safetensors.torch import save_file
 
-    prefixed = {f"module.{name}": value for name, value in nn.Linear(2, 2).state_dict().items()}
+    prefixed = {f"model.{name}": value for name, value in nn.Linear(2, 2).state_dict().items()}
     save_file(prefixed, tmp_path / "prefixed.safetensors")
     x = torch.ones(4, 2)
     job = job_of(partial(nn.Linear, 2, 2), x, init=tmp_path / "prefixed.safetensors")
-    with pytest.raises(kway.UsageError, match=r"missing bias, weight; not in the model module\.bias"):
+    with pytest.raises(kway.UsageError, match=r"missing bias, weight; not in the model model\.bias"):
         kway.train(job, devices="cpu:1")

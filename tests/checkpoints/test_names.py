@@ -1,13 +1,13 @@
 """Files have the model's own names, whatever wrapped it when it was saved or wraps it when it is loaded."""
 
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from kway.checkpoints.names import WRAPPERS, load_own_weights, own_name, own_weights
+from kway.checkpoints.loading import load_own_weights
+from kway.checkpoints.names import WRAPPERS, own_modules, own_names, own_weights
 from kway.checkpoints.reading import open_checkpoint
 from kway.checkpoints.saving import write_checkpoint
 from kway.checkpoints.snapshot import Snapshot, freeze
@@ -73,9 +73,8 @@ def test_k01_saved_from_any_wrapper_loads_in_every_other_bit_equal(save, tmp_pat
     for load in WRAPS.values():
         target = Inner()
         load_own_weights(load(target), read, "of the test")
-        assert all(
-            torch.equal(value, right[own_name(target, name)]) for name, value in target.state_dict().items()
-        )
+        state = target.state_dict()
+        assert all(torch.equal(state[name], right[own]) for name, own in own_names(target, state).items())
     bare = Inner()
     bare.load_state_dict(read)
 
@@ -85,12 +84,13 @@ def test_k01_data_parallel_by_process_and_sharded_models_too(ranks):
         from torch.distributed.fsdp import fully_shard
         from torch.nn.parallel import DistributedDataParallel
 
-        from kway.checkpoints.names import load_own_weights, own_name, own_weights
+        from kway.checkpoints.loading import load_own_weights
+        from kway.checkpoints.names import own_names, own_weights
 
         names = []
         for wrap in (DistributedDataParallel, fully_shard):
             model = wrap(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-            names.append(sorted(own_name(model, name) for name in model.state_dict()))
+            names.append(sorted(own_names(model, model.state_dict()).values()))
         wrapped = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2)))
         bare = torch.nn.Sequential(torch.nn.Linear(2, 2))
         load_own_weights(bare, own_weights(wrapped, wrapped.state_dict()), "of DDP")
@@ -109,18 +109,45 @@ def test_wrappers_are_classes_that_torch_has():
         assert attribute
 
 
-@pytest.mark.parametrize(
-    ("prefix", "wrap"), [*product(("module.", "_orig_mod.", "model."), ("bare", "compiled"))]
-)
-def test_k01_a_load_that_matches_nothing_is_an_error(prefix, wrap):
+@pytest.mark.parametrize("wrap", ["bare", "compiled"])
+def test_k01_a_load_that_matches_nothing_is_an_error(wrap):
     model = nn.Sequential(nn.Linear(2, 2))
     before = model[0].weight.clone()
-    wrong = {prefix + name: torch.ones_like(value) for name, value in model.state_dict().items()}
-    with pytest.raises(
-        UsageError, match=rf"weights x: none of their 2 names is the model's: .*like {prefix}0"
-    ):
-        load_own_weights(WRAPS[wrap](model), wrong, Path("x"))
+    wrong = {f"model.{name}": torch.ones_like(value) for name, value in model.state_dict().items()}
+    for weights, said in ((wrong, r"model\.0\.bias, model\.0\.weight"), ({}, "none")):
+        with pytest.raises(
+            UsageError, match=rf"weights x: missing 0\.bias, 0\.weight; not in the model {said}:"
+        ):
+            load_own_weights(WRAPS[wrap](model), weights, Path("x"))
     assert torch.equal(model[0].weight, before)
+
+
+class Beside(nn.DataParallel):
+    """A wrapper with a layer of its own, called as one of the model's."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.scale = nn.Linear(1, 1)
+        self.add_module("0", nn.Linear(2, 2))
+
+
+def test_two_things_of_one_own_name_are_refused_and_modules_go_by_theirs():
+    model = compiled(nn.Sequential(nn.DataParallel(nn.Sequential(nn.Linear(2, 2)))))
+    inner = model._orig_mod[0].module
+    assert own_modules(model) == {"": model._orig_mod, "0": inner, "0.0": inner[0]}
+    both = Beside(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(
+        UsageError, match=r"'module\.0\.weight' and '0\.weight' of the model are both '0\.weight'"
+    ):
+        own_weights(both, both.state_dict())
+
+
+@pytest.mark.parametrize(
+    "weights", [{"weight": 1.0}, {1: torch.ones(1)}, {"": torch.ones(1), "a.": torch.ones(1)}]
+)
+def test_what_is_no_state_dict_is_refused(weights):
+    with pytest.raises(UsageError, match="weights x: "):
+        load_own_weights(nn.Linear(2, 2), weights, "x")
 
 
 def test_missing_extra_and_other_shapes_are_listed_and_nothing_is_loaded():

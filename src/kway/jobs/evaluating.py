@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.loading import load_own_weights
 from kway.comm.group import Group
 from kway.data.padding import uneven
 from kway.data.parts import Parts, take_apart
@@ -21,7 +22,7 @@ from kway.jobs.place import place
 from kway.jobs.predictions import Piece, alike, merged
 from kway.jobs.together import meet
 from kway.launch.one_run import check_only_run
-from kway.step.build import build, check_names, load_weights
+from kway.step.build import build, load_weights
 from kway.step.modes import modes_of, set_modes
 from kway.step.precision import cast, precision_of
 from kway.step.put_back import put_back
@@ -124,8 +125,7 @@ def _loaded(job: Job, weights: Weights, lent: ExitStack) -> nn.Module:
     if isinstance(weights, str | Path):
         load_weights(model, Path(weights))
     elif isinstance(weights, Mapping):
-        check_names(model, dict(weights), "given as a state dict")
-        model.load_state_dict(weights)
+        load_own_weights(model, weights, "given as a state dict")
     elif weights is not None:
         raise UsageError(f"weights of type {type(weights).__name__}", "a file, a state dict or a module")
     return model

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.loading import check_names, misfit
 from kway.checkpoints.manifest import MANIFEST
+from kway.checkpoints.names import own_parameters
 from kway.checkpoints.optimizer import options_by_name
 from kway.checkpoints.reading import Checkpoint, check_step, newest, open_checkpoint
 from kway.errors import UsageError
 from kway.job import Job, check_path
 from kway.records import Plan
-from kway.step.build import check_names, make_optimizer, make_schedule, misfit
+from kway.step.build import make_optimizer, make_schedule
 from kway.step.kinds import check_kind
 from kway.step.made import unmade
 from kway.step.scaling import own_schedule
@@ -191,7 +193,7 @@ def optimizer_of(job: Job, model: nn.Module) -> Began:
     """Return how the job's optimizer and schedule begin. Made on a copy of ``model``; raises what prevents it."""
     own, _ = copied(model, job)
     optimizer = make_optimizer(job, own)
-    made = options_by_name(optimizer, own.named_parameters())
+    made = options_by_name(optimizer, own_parameters(own).items())
     return began(optimizer, own, made, make_schedule(job, optimizer))
 
 

@@ -34,9 +34,8 @@ from kway.launch.interrupt import asked_to_stop
 from kway.launch.one_run import alone
 from kway.records import Plan, Training
 from kway.report.lines import last_figures
-from kway.step.build import build, load_tensors, made_before
+from kway.step.build import build, load_weights, made_before
 from kway.step.hooked_losses import loss_beside
-from kway.step.made import add_made
 from kway.step.precision import cast, precision_of
 from kway.step.storage import read_tensors
 from kway.strategies.layout import AUTO, check_model
@@ -326,7 +325,7 @@ def train(
                     if out is None
                     else partial(what_is_there, folder, checkpoint_every is not None),
                 )
-        of_ranks, average, made = results[0]
+        of_ranks, average = results[0]
         record = kept(
             going.judged(
                 replace(of_ranks, notices=[*where.notices, *told, *tell.told, *of_ranks.notices]), where
@@ -337,16 +336,15 @@ def train(
             tell.note,
         )
         if started:
-            model = _as_trained(cast(model, precision_of(job.precision).floating), folder, made)
+            model = _as_trained(cast(model, precision_of(job.precision).floating), folder)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
     return Run(as_run(where.plan, record), record, model, Path(folder) if out is not None else None, average)
 
 
 def run_rank(
     context: Any, spec: TrainSpec, model: nn.Module | None = None
-) -> tuple[Training, dict[str, torch.Tensor] | None, dict[str, str]]:
-    """Train on one rank; return the record, the average of the weights to a process that handed in a model, and what
-    the model made when it ran.
+) -> tuple[Training, dict[str, torch.Tensor] | None]:
+    """Train on one rank; return the record, and to a process that handed in a model the average of the weights.
 
     The task that ``train`` sends. Processes that start ranks read the average from its file.
     """
@@ -356,14 +354,12 @@ def run_rank(
     with asked_to_stop(context.stop, ends) if spec.is_kept else nullcontext():
         spec = in_the_way_chosen(context, spec, module).in_force()
         loop = Loop(context.world, spec, module, context.emit, context.stop, context.status)
-        return loop.run(), None if model is None else loop.average, loop.engine.made
+        return loop.run(), None if model is None else loop.average
 
 
-def _as_trained(model: nn.Module, folder: Path, made: dict[str, str]) -> nn.Module:
-    """Give ``model`` the weights that ranks left in ``folder``, and what theirs ``made`` when they ran."""
-    state = read_tensors(folder / "weights.safetensors")
-    add_made(model, state, made)
-    load_tensors(model, state, "of the run")
+def _as_trained(model: nn.Module, folder: Path) -> nn.Module:
+    """Give ``model`` the weights that ranks left in ``folder``, whose file says what theirs made when they ran."""
+    load_weights(model, folder)
     return model
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.names import own_names, own_weights
 from kway.data.order import Indices
 from kway.data.padding import uneven
 from kway.data.parts import Parts
@@ -17,7 +18,7 @@ from kway.job import Job
 from kway.proving.quiet import without_dropout
 from kway.step.build import build
 from kway.step.settings import Settings
-from kway.step.state import load_buffers, other_buffers
+from kway.step.state import load_buffers
 from kway.step.storage import read_tensors, to_bytes
 from kway.strategies.engine import Engine
 from kway.world import World
@@ -115,9 +116,12 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
 
 def _load(engine: Engine, state: State) -> None:
     parts: dict[str, State] = {"model": {}, "optimizer": {}, "buffers": {}}
-    saved = engine.model.state_dict()
+    saved = own_weights(engine.model, engine.model.state_dict())
+    # The reference goes by the names that the model's tensors bear there, with prefixes where layers are wrapped.
+    own = own_names(engine.model, [name.partition("/")[2] for name in state])
     for name, value in state.items():
         kind, rest = name.split("/", 1)
+        rest = own[rest] if kind == "model" else rest
         parts["buffers" if kind == "model" and rest not in saved else kind][rest] = value
     engine.load(parts["model"], parts["optimizer"])
     load_buffers(engine.model, parts["buffers"], "the reference")
@@ -126,7 +130,7 @@ def _load(engine: Engine, state: State) -> None:
 def _tensors(engine: Engine, loss: torch.Tensor) -> State:
     result = {"loss": loss.detach().cpu().clone()}
     result |= {f"gradient/{name}": value for name, value in engine.gradients().items()}
-    model = {**other_buffers(engine.model), **engine.model.state_dict()}
+    model = {**dict(engine.model.named_buffers()), **engine.model.state_dict()}
     result |= {
         f"model/{n}": v.detach().cpu().clone() for n, v in model.items() if isinstance(v, torch.Tensor)
     }

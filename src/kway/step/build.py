@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from kway.checkpoints.loading import check_names, load_own_weights
 from kway.errors import UsageError, one_line, text_of
 from kway.job import Job
 from kway.launch.interrupt import EndedBySignal
@@ -179,7 +180,7 @@ def check_optimizer(factory: Any) -> None:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a safetensors file of the model's own names, or that of a run's folder, into ``model``.
+    """Load a safetensors file by the model's own names, or that of a run's folder, into ``model``.
 
     A model that has not run gets what the file says was made when it first ran.
 
@@ -198,7 +199,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         # Before anything is made in a model that the weights are not of.
         check_names(model, unmade(state, made, model), path)
         add_made(model, state, made)
-        load_tensors(model, state, path)
+        load_own_weights(model, state, path)
     except UsageError as error:
         trained = _trained(path.with_name("train.json"))
         if trained is None:
@@ -226,49 +227,3 @@ def _trained(record: Path) -> str | None:
         return str(json.loads(record.read_text())["model"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def load_tensors(model: nn.Module, state: Mapping[str, torch.Tensor], source: object) -> None:
-    """Load tensors of the model's own names; other state that modules keep (get_extra_state) stays as it is.
-
-    Raises ``UsageError`` where names or shapes differ from the model's.
-    """
-    check_names(model, dict(state), source)
-    model.load_state_dict(state, strict=False)
-
-
-def check_names(model: nn.Module, state: dict[str, torch.Tensor], source: object) -> None:
-    """Raise ``UsageError`` where names or shapes of ``state`` are not those of ``model``."""
-    unfit = misfit(model, state)
-    if unfit is not None:
-        got, need, do = unfit
-        raise UsageError(f"weights {source}: {got}", need, do)
-
-
-def misfit(model: nn.Module, state: dict[str, torch.Tensor]) -> tuple[str, str, str] | None:
-    """Say where names or shapes of ``state`` are not those of ``model``: what is there, is needed and is to be done."""
-    own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    if missing or extra:
-        return (
-            f"missing {_few(missing)}; not in the model {_few(extra)}",
-            f"they must have the model's {len(own)} names",
-            "use the weights of this model, or the model that they are of"
-            + (
-                ""
-                if missing
-                else "; what it makes when it first runs comes with the module, or a file of kway's"
-            ),
-        )
-    for name, value in own.items():
-        if value.shape != state[name].shape:
-            return (
-                f"{name!r} has shape {tuple(state[name].shape)}",
-                f"the model has {tuple(value.shape)}",
-                "build the model with the sizes that the weights were trained with",
-            )
-    return None
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"

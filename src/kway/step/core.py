@@ -87,7 +87,7 @@ class StepCore(ABC):
         self.cut: tuple[str, str] | None = None
         # Whether what ``compilable`` lists is compiled in the step being taken.
         self.compiles = False
-        self._roster, self._built = Roster(model), names_of(model.state_dict(keep_vars=True))
+        self._roster, self._built = Roster(model), names_of(model)
         # Held, so that no layer made later has the identity of one of them.
         self._known = {id(module): module for module in self._roster.modules}
 
@@ -176,7 +176,6 @@ class StepCore(ABC):
 
     def made(self, state: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Return what the model has made since it was built: see ``kway.step.made``."""
-        state = self.model.state_dict(keep_vars=True) if state is None else state
         return made_since(self._built, self.model, state)
 
     def output(self, batch: Any) -> Any:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from kway.checkpoints.names import own_names, own_state
 from kway.step.precision import wide
 
 Tensor = torch.Tensor
@@ -36,14 +37,16 @@ class MovingAverage:
             )
 
     def state(self) -> dict[str, Tensor]:
-        """Return the averages by parameter name; not copies."""
-        return dict(self._averages)
+        """Return the averages by the parameters' own names; not copies."""
+        return own_state(self.model, self._averages)
 
     def load(self, averages: dict[str, Tensor]) -> None:
         """Go on with averages that ``state`` gave. Names that the model lacks are left out."""
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         self._averages = {
-            name: value.to(own[name].device, copy=True) for name, value in averages.items() if name in own
+            name: averages[own].to(parameters[name].device, copy=True)
+            for name, own in own_names(self.model, parameters).items()
+            if own in averages
         }
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.names import own_modules, own_parameters, own_weights
 from kway.errors import UsageError
 
 BUFFER = "buffer"
@@ -24,17 +25,22 @@ def add_buffer(module: nn.Module, name: str, value: torch.Tensor, persistent: bo
         module.register_buffer(name, value, persistent=False)
 
 
-def names_of(state: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of a model's tensors, by which ``made_since`` knows what is new, of its ``state_dict``."""
-    return frozenset(name for name, value in state.items() if isinstance(value, torch.Tensor))
+def names_of(model: nn.Module, state: Mapping[str, Any] | None = None) -> frozenset[str]:
+    """Return the own names of a model's tensors, by which ``made_since`` knows what is new.
+
+    ``state``: its ``state_dict(keep_vars=True)``, where that is there already.
+    """
+    return frozenset(own_weights(model, model.state_dict(keep_vars=True) if state is None else state))
 
 
-def made_since(names: frozenset[str], model: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
+def made_since(
+    names: frozenset[str], model: nn.Module, state: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Return what each tensor is that ``model`` has and ``names`` lack: ``buffer``, or a ``frozen`` or ``trained``
     parameter. ``state``: as for ``names_of``.
     """
-    new = sorted(names_of(state) - names)
-    held = dict(model.named_parameters(remove_duplicate=False)) if new else {}
+    new = sorted(names_of(model, state) - names)
+    held = own_parameters(model, remove_duplicate=False) if new else {}
     return {
         name: ("trained" if held[name].requires_grad else "frozen") if name in held else BUFFER
         for name in new
@@ -45,7 +51,7 @@ def unmade(
     state: Mapping[str, torch.Tensor], made: Mapping[str, str], model: nn.Module
 ) -> dict[str, torch.Tensor]:
     """Return ``state`` without what another copy of ``model`` has made and this one has not."""
-    own = names_of(model.state_dict(keep_vars=True))
+    own = names_of(model)
     return {name: value for name, value in state.items() if name in own or name not in made}
 
 
@@ -55,7 +61,7 @@ def add_made(model: nn.Module, state: Mapping[str, torch.Tensor], made: Mapping[
     """
     if not made:
         return
-    own, modules = names_of(model.state_dict(keep_vars=True)), dict(model.named_modules())
+    own, modules = names_of(model), own_modules(model)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     for name, kind in made.items():
         path, _, leaf = name.rpartition(".")

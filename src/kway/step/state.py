@@ -8,10 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.loading import load_own_weights
+from kway.checkpoints.names import (
+    named_as_in,
+    own_buffers,
+    own_modules,
+    own_parameters,
+    own_state,
+    own_weights,
+)
 from kway.checkpoints.optimizer import load_by_name, state_by_name
 from kway.checkpoints.reading import Checkpoint
 from kway.errors import UsageError
-from kway.step.build import load_tensors
 from kway.step.core import StepCore
 from kway.step.made import add_buffer, add_made
 from kway.step.scaling import Scaled
@@ -29,11 +37,11 @@ def parts_of(step: StepCore, saved: Mapping[str, Any]) -> dict[str, Any]:
     ``StepCore.agree``; ``schedule``, ``scaler`` and ``ema`` where the job has them. Argument ``saved``: the model's
     ``state_dict(keep_vars=True)``.
     """
-    parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, step.model.named_parameters())}
+    parts: dict[str, Any] = {"optimizer": state_by_name(step.optimizer, own_parameters(step.model).items())}
     if buffers := _besides(saved, step.model):
         parts["buffers"] = buffers
     if extra := {k: v for k, v in saved.items() if not isinstance(v, torch.Tensor)}:
-        parts["modules"] = extra
+        parts["modules"] = own_state(step.model, extra)
     if made := step.made(saved):
         parts["made"] = made
     if step.per_sample is not None:
@@ -102,7 +110,7 @@ def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
     """Give a step, model included, the state of a checkpoint. Raises ``UsageError`` where it does not fit."""
     weights = checkpoint.weights()
     add_made(step.model, weights, made_in(checkpoint))
-    load_tensors(step.model, weights, f"of checkpoint {checkpoint.path}")
+    load_own_weights(step.model, weights, f"of checkpoint {checkpoint.path}")
     own = parts_of(step, step.model.state_dict(keep_vars=True))
     differ = [part for part in OPTIONAL if (part in own) != (part in checkpoint)]
     if differ:
@@ -115,8 +123,8 @@ def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
     if "buffers" in checkpoint:
         load_buffers(step.model, checkpoint.part("buffers"), f"checkpoint {checkpoint.path}")
     if "modules" in own:
-        step.model.load_state_dict(checkpoint.part("modules"), strict=False)
-    load_by_name(step.optimizer, step.model.named_parameters(), checkpoint.part("optimizer"))
+        step.model.load_state_dict(named_as_in(step.model, checkpoint.part("modules")), strict=False)
+    load_by_name(step.optimizer, own_parameters(step.model).items(), checkpoint.part("optimizer"))
     if "weight" in checkpoint:
         step.per_sample = checkpoint.part("weight")["per_sample"]
     if step.schedule is not None:
@@ -133,28 +141,28 @@ def made_in(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that are not persistent, by name: not part of the weights, but of what comes next."""
+    """Return the buffers that are not persistent, by own names: not part of the weights, but of what comes next."""
     return _besides(model.state_dict(keep_vars=True), model)
 
 
 def _besides(saved: Mapping[str, Any], model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+    weights = own_weights(model, saved)
+    return {name: buffer for name, buffer in own_buffers(model).items() if name not in weights}
 
 
 @torch.no_grad()
 def load_buffers(model: nn.Module, saved: Mapping[str, torch.Tensor], source: str) -> None:
     """Give the model what ``other_buffers`` gave. Raises ``UsageError`` for a buffer that it has no place for."""
-    own = other_buffers(model)
+    own, modules = other_buffers(model), own_modules(model)
     for name, value in saved.items():
         held = own.get(name)
         if held is not None and held.shape == value.shape and held.dtype == value.dtype:
             held.copy_(value)
             continue
         parent, _, last = name.rpartition(".")
-        try:
-            module = model.get_submodule(parent)
-        except AttributeError:
-            raise UsageError(f"{source} has a buffer {name!r}", "the model has none") from None
+        module = modules.get(parent)
+        if module is None:
+            raise UsageError(f"{source} has a buffer {name!r}", "the model has none")
         # A buffer that grows while it is used, such as a cache: it takes the saved one's place.
         device = next((p.device for p in model.parameters()), value.device) if held is None else held.device
         add_buffer(module, last, value.to(device), persistent=False)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.loading import load_own_weights
+from kway.checkpoints.names import own_parameters, own_weights
 from kway.checkpoints.optimizer import options_by_name
 from kway.checkpoints.reading import Checkpoint
 from kway.comm.mesh import Mesh
@@ -22,7 +24,7 @@ from kway.errors import RefusedError
 from kway.job import Job
 from kway.launch.status import Status
 from kway.step.batchnorm import without_statistics
-from kway.step.build import load_tensors, make_optimizer
+from kway.step.build import make_optimizer
 from kway.step.checkpointing import buffers_kept
 from kway.step.deterministic import bits_hold_within
 from kway.step.gradients import dense
@@ -133,7 +135,7 @@ class Engine:
             with self.memory.explains("start"):
                 self.optimizer: torch.optim.Optimizer = settings.prefer(make_optimizer(job, self.model))
                 # A schedule changes some of them when it is made.
-                self.options_made = options_by_name(self.optimizer, self.model.named_parameters())
+                self.options_made = options_by_name(self.optimizer, own_parameters(self.model).items())
                 self._step = self._level.open(self.part, self.optimizer)
             self._step.cut = None if cut is None else (cut, level)
             self._lengths = Lengths(self._step.rule.doubts)
@@ -338,15 +340,13 @@ class Engine:
         return nullcontext() if self._step.average is None else self._step.average.swapped_in()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return copies of parameters and buffers by name, in one-device shapes, on the CPU. A collective.
+        """Return copies of parameters and buffers by their own names, in one-device shapes, on the CPU. A collective.
 
         Raises what ``equalise`` does.
         """
         self.equalise()
-        state = self.model.state_dict()
-        return {
-            n: v.detach().cpu().clone().contiguous() for n, v in state.items() if isinstance(v, torch.Tensor)
-        }
+        state = own_weights(self.model, self.model.state_dict())
+        return {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Return copies of the optimizer's tensors and numbers as ``NAME/KEY``, dense tensors on the CPU."""
@@ -356,7 +356,7 @@ class Engine:
         """Take over what ``state`` and ``optimizer_state`` gave. What the optimizer holds beyond it is dropped, and
         a moving average of the weights begins anew.
         """
-        load_tensors(self.model, state, "handed to the engine")
+        load_own_weights(self.model, state, "handed to the engine")
         if self._step.average is not None:
             self._step.average.restart()
         if load_state(self.optimizer, dict(self.model.named_parameters()), optimizer):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from kway.checkpoints.names import own_parameters
 from kway.checkpoints.optimizer import IMPLEMENTATION, options_by_name
 from kway.checkpoints.reading import Checkpoint
 from kway.errors import UsageError
@@ -58,7 +59,7 @@ def began(
     optimizer: torch.optim.Optimizer, model: nn.Module, made: list[dict[str, str]], schedule: Any
 ) -> Began:
     """Return how an optimizer of ``model`` is now, and ``schedule``; ``made``: its options before there was one."""
-    options = options_by_name(optimizer, model.named_parameters())
+    options = options_by_name(optimizer, own_parameters(model).items())
     return Began(type(optimizer).__name__, options, made, _values(schedule, made, options))
 
 

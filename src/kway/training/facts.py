@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kway.checkpoints.names import own_parameters
 from kway.checkpoints.reading import Checkpoint
 from kway.data.parts import Parts
 from kway.errors import RefusedError, UsageError
@@ -37,7 +38,7 @@ def facts_of(job: Job, parts: Parts, plan: Plan, model: nn.Module) -> dict[str, 
         "lr_scale": None if scale is None else f"{scale.rule} x {scale.factor:g}",
         "clip": None if rule is None else f"{rule[0]} {rule[1]:g}",
         "ema": job.ema,
-        "frozen": [name for name, value in model.named_parameters() if not value.requires_grad],
+        "frozen": [name for name, value in own_parameters(model).items() if not value.requires_grad],
         "shards": plan.shards if plan.exactness == "bits" else None,
     }
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from kway.checkpoints.names import own_weights
 from kway.data.parts import Parts
 from kway.job import Job
 from kway.launch.status import Status
@@ -91,7 +92,7 @@ def copied(model: nn.Module, job: Job) -> tuple[nn.Module, dict[str, Any]]:
 def _made_again(model: nn.Module, job: Job) -> nn.Module:
     """Return what the job makes, as it made ``model``, with the state that this one has now."""
     again, state = build(job), model.state_dict()
-    add_made(again, state, made_since(names_of(again.state_dict()), model, state))
+    add_made(again, own_weights(model, state), made_since(names_of(again), model))
     held = dict([*model.named_parameters(), *model.named_buffers()])
     for name, new in [*again.named_parameters(), *again.named_buffers()]:
         if not is_lazy(held[name]):

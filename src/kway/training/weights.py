@@ -7,18 +7,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from kway.checkpoints.names import own_weights
 from kway.flat import flat
 from kway.records import write_atomically
 from kway.step.storage import to_bytes
 
 
 def unique_names(model: nn.Module) -> list[str]:
-    """List the sorted names of a model's state, with tied tensors named once (by their first name)."""
+    """List the sorted own names of a model's state, with tied tensors named once (by their first name)."""
     seen: set[tuple[int, int, tuple[int, ...]]] = set()
     names = []
-    for name, value in sorted(model.state_dict(keep_vars=True).items()):
-        if not isinstance(value, torch.Tensor):
-            continue
+    for name, value in sorted(own_weights(model, model.state_dict(keep_vars=True)).items()):
         place = (value.untyped_storage().data_ptr(), int(value.storage_offset()), tuple(value.shape))
         if value.numel() and place in seen:
             continue
