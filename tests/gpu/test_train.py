@@ -170,17 +170,28 @@ def test_precisions_on_two_gpus_follow_one(pair, one, two, precision):
     assert {parameter.dtype for parameter in both.model.parameters()} == {torch.float32}
 
 
+@pytest.fixture
+def flags():
+    """Sets both flags of TF32, which are as they were after the test. (pytest's own way would delete the first.)"""
+
+    def put(matmul, cudnn):
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield put
+    put(*before)
+
+
 @pytest.mark.parametrize("before", [(True, True), (False, True), (True, False)], ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_tf32_flags_are_the_users_again(one, monkeypatch, precision, before):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", before[0])
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before[1])
+def test_tf32_flags_are_the_users_again(one, flags, precision, before):
+    flags(*before)
     kway.train(job(precision=precision), devices=one, epochs=1, steps=1)
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
 
 
-def test_tf32_flags_are_the_users_again_after_an_error(one, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+def test_tf32_flags_are_the_users_again_after_an_error(one, flags):
+    flags(False, True)
 
     def loss(output, target):
         raise ArithmeticError("on purpose")
