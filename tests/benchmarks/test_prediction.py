@@ -56,7 +56,7 @@ def test_auto_is_held_against_the_best_candidate_of_a_check(auto, monkeypatch):
         assert options["strategy"] == "auto"
         return SimpleNamespace(record=SimpleNamespace(**{**rows[0], "measured_step_s": next(took)}))
 
-    monkeypatch.setattr(auto.kway, "plan", lambda job, check: SimpleNamespace(candidates=rows))
+    monkeypatch.setattr(auto.kway, "plan", lambda job, devices, check: SimpleNamespace(candidates=rows))
     monkeypatch.setattr(auto.kway, "train", train)
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     found = {"work": "lenet-32", **auto.compared("lenet", 32, on_gpus=False)}

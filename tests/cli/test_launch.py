@@ -146,7 +146,12 @@ def test_one_device_gives_a_script_all_that_python_would(tmp_path, module, lefto
 
 def test_a_flag_of_kway_s_after_the_script_is_handed_on_with_a_warning(script, monkeypatch, capsys):
     given = []
-    monkeypatch.setattr("kway.launch.script.launch", lambda target, words, devices, **_: given.append(words))
+
+    def launched(target, words, devices, **_):
+        given.append(words)
+        return []
+
+    monkeypatch.setattr("kway.launch.script.launch", launched)
     for before in (["--devices", "cpu:2"], ["--devices", "cpu:2", "--stall-timeout", "9s"]):
         assert main(["launch", *before, script, "--devices", "3", "--stall-timeout=2s", "--epochs", "3"]) == 0
         said = capsys.readouterr().err.splitlines()

@@ -135,3 +135,24 @@ def test_a_run_that_goes_on_divides_by_what_it_divided_by(tmp_path):
     kway.train(job, devices="cpu:1", epochs=2, out=out, checkpoint_every="1epochs", echo=False)
     after = kway.train(job, devices="cpu:1", epochs=4, resume=out, echo=False)
     assert after.record.weights_sha256 == whole.record.weights_sha256
+
+
+def agreed(context):
+    """What a sample weighs, where all labels of the first rank's share are ignored."""
+    labels = torch.tensor([[-100] * 3, [-100] * 3, [0, 1, 1], [1, 0, 0]])
+    job = kway.Job(
+        model=partial(nn.Conv1d, 2, 2, 1),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=SGD,
+        data=(torch.ones(4, 2, 3), labels),
+        batch_size=4,
+        shuffle=False,
+    )
+    with kway.parallel(job, devices="auto", strategy="data") as session:
+        for batch in session.batches(0):
+            session.step(batch)
+        return session.engine._step.per_sample
+
+
+def test_a_share_that_weighs_nothing_is_not_asked(ranks):
+    assert ranks.run(agreed, size=2) == [3.0, 3.0]

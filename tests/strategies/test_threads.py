@@ -176,21 +176,28 @@ def test_what_one_replica_raises_ends_the_run_as_it_is():
 
 
 class Branching(nn.Module):
-    """Normalises large shares only from its second step on, with no layer after it that would tell."""
+    """Normalises large shares only, from its step ``first`` on, with no layer after it that would tell."""
 
-    def __init__(self):
+    def __init__(self, first):
         super().__init__()
-        self.norm, self.last, self.steps = nn.BatchNorm1d(6), nn.Linear(6, 3), 0
+        self.norm, self.last, self.steps, self.first = nn.BatchNorm1d(6), nn.Linear(6, 3), 0, first
 
     def forward(self, x):
         self.steps += 1
-        return self.last(self.norm(x) if len(x) > 3 or self.steps == 1 else x)
+        return self.last(self.norm(x) if len(x) > 3 or self.steps < self.first else x)
 
 
 @pytest.mark.timeout(30)
-def test_a_layer_that_only_one_replica_comes_to_ends_the_run():
-    with pytest.raises(kway.MispairedError, match=r"rank 0 waits in .*, rank 1 waits in .* of series /1"):
-        train(job_of(Branching))
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (1, "in all-gather .* in all-reduce|in all-reduce .* in all-gather"),
+        (2, "rank 0 waits in .*, rank 1 waits in .* of series /1"),
+    ],
+)
+def test_a_layer_that_only_one_replica_comes_to_ends_the_run(first, said):
+    with pytest.raises(kway.MispairedError, match=said):
+        train(job_of(partial(Branching, first)))
 
 
 class Routed(nn.Module):

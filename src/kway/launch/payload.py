@@ -208,8 +208,8 @@ def _next_hook() -> int:
 
 def _numbered(obj: Any, next_hook: int) -> Any:
     """Return ``obj``; let no hook to come take the place of one in it, which another process has numbered."""
-    if next_hook:
-        from torch.utils.hooks import RemovableHandle
-
-        RemovableHandle.next_id = max(RemovableHandle.next_id, next_hook)
+    # Where torch is not there nothing has come that it numbers.
+    hooks: Any = sys.modules.get("torch.utils.hooks")
+    if hooks is not None:
+        hooks.RemovableHandle.next_id = max(hooks.RemovableHandle.next_id, next_hook)
     return obj

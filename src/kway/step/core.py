@@ -207,14 +207,18 @@ class StepCore(ABC):
         return total * (self.per_sample or 1.0) if self.rule.averaged else 1.0
 
     def agree(self, weight: Tensor | None, samples: int) -> None:
-        """Let the first share with samples say what a sample weighs from now on. A collective, in the first step.
+        """Let the first share with samples say what a sample weighs from now on. A collective, in the first step whose
+        batch is cut, which waits for the device.
 
-        ``weight``: of the first so many ``samples`` that this rank computes, ``None`` where it has none. Waits for the
-        device.
+        ``weight``: of the first so many ``samples`` that this rank computes, ``None`` where it has none. Where all of
+        them weigh nothing, the next share is asked.
         """
-        own = float(weight) / samples if weight is not None and samples else None
-        found = next((each for each in self.group.objects(own) if each is not None), 1.0)
-        self.per_sample = found if 0 < found < math.inf else 1.0
+        # A sum with a place for each rank, and no gather: one of those that layers call may be what another rank is at.
+        slots = torch.zeros(self.group.size, dtype=torch.float64, device=self.device)
+        if weight is not None and samples:
+            slots[self.group.rank] = weight / samples
+        found = self.group.sum_(slots).tolist()
+        self.per_sample = next((each for each in found if 0 < each < math.inf), 1.0)
 
     @property
     def agrees(self) -> bool:

@@ -172,12 +172,12 @@ class ShareStep(StepCore):
             before = self._begun() if counts else 0
             held = self._added_up() if number else []
             # The scale keeps gradients at their usual magnitude; it is undone once they are reduced.
-            nominal = self.nominal(share.total)
-            factor = (1.0 if samples else 0.0) / nominal
+            counted, agrees = (1.0 if samples else 0.0), self.agrees and not self._whole(share)
+            factor = counted if agrees else counted / self.nominal(share.total)
             output, target, objective, numbers = self.forward(batch, samples, ending, factor)
-            if self.agrees and not self._whole(share):
+            if agrees:
                 self.agree(numbers[1] if samples else None, samples)
-                objective = objective * (nominal / self.nominal(share.total))
+                objective = objective * (1.0 / self.nominal(share.total))
             if held != (self._added_up() if number else []):
                 raise RefusedError(
                     "a forward pass that clears or changes the model's gradients, with micro-batches",
