@@ -1,5 +1,6 @@
 """What acts on gradients inside of backward sees them as large as on one device, however a batch is cut."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -156,3 +157,21 @@ def agreed(context):
 
 def test_a_share_that_weighs_nothing_is_not_asked(ranks):
     assert ranks.run(agreed, size=2) == [3.0, 3.0]
+
+
+def test_a_first_share_of_little_weight_lets_no_gradient_overflow():
+    weights = torch.ones(16, dtype=torch.float64)
+    weights[:4] = 1e-39
+
+    def light(output, target):
+        values, weight = target[:, :3].float(), target[:, 3].float()
+        return ((output - values).square().mean(1) * weight).sum(), weight.sum()
+
+    data = X[:16].float(), torch.cat([Y[:16], weights[:, None]], 1)
+    job = kway.Job(
+        model=partial(nn.Linear, 5, 3), loss=light, optimizer=SGD, data=data, batch_size=16, shuffle=False
+    )
+    right = kway.train(job, devices="cpu:1", epochs=3, echo=False).model
+    for more, options in (({"micro_batch": 4}, {}), ({}, {"exactness": "bits"})):
+        run = kway.train(replace(job, **more), devices="cpu:1", epochs=3, echo=False, **options)
+        torch.testing.assert_close(run.model.weight, right.weight, rtol=1e-5, atol=1e-6)

@@ -211,14 +211,15 @@ class StepCore(ABC):
         batch is cut, which waits for the device.
 
         ``weight``: of the first so many ``samples`` that this rank computes, ``None`` where it has none. Where all of
-        them weigh nothing, the next share is asked.
+        them weigh nothing, the next share is asked. 1 at least: a first share of little weight would let the gradients
+        of all others leave the range of their dtype.
         """
         # A sum with a place for each rank, and no gather: one of those that layers call may be what another rank is at.
         slots = torch.zeros(self.group.size, dtype=torch.float64, device=self.device)
         if weight is not None and samples:
             slots[self.group.rank] = weight / samples
         found = self.group.sum_(slots).tolist()
-        self.per_sample = next((each for each in found if 0 < each < math.inf), 1.0)
+        self.per_sample = max(1.0, next((each for each in found if 0 < each < math.inf), 1.0))
 
     @property
     def agrees(self) -> bool:

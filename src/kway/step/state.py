@@ -125,8 +125,8 @@ def load_parts(step: StepCore, checkpoint: Checkpoint) -> None:
     if "modules" in own:
         step.model.load_state_dict(named_as_in(step.model, checkpoint.part("modules")), strict=False)
     load_by_name(step.optimizer, own_parameters(step.model).items(), checkpoint.part("optimizer"))
-    if "weight" in checkpoint:
-        step.per_sample = checkpoint.part("weight")["per_sample"]
+    # A loop that goes back to before its first step begins as it did then.
+    step.per_sample = checkpoint.part("weight")["per_sample"] if "weight" in checkpoint else None
     if step.schedule is not None:
         step.schedule.load_state_dict(checkpoint.part("schedule"))
     if step.scaler is not None:
