@@ -158,3 +158,20 @@ def test_missing_extra_and_other_shapes_are_listed_and_nothing_is_loaded():
     with pytest.raises(UsageError, match=r"'bias' has shape \(3,\): the model has \(2,\)"):
         load_own_weights(model, {"weight": torch.ones(2, 2), "bias": torch.ones(3)}, "x")
     assert torch.equal(model.weight, before)
+
+
+def test_a_file_may_have_one_name_of_what_is_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into, self.out, self.other = nn.Embedding(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
+            self.out.weight = self.into.weight
+
+    model, ones = Tied(), torch.ones(2, 2)
+    for name in ("into.weight", "out.weight"):
+        load_own_weights(model, {name: ones, "other.weight": ones, "other.bias": ones[0]}, "x")
+        assert model.into.weight is model.out.weight
+        assert model.out.weight.eq(1).all()
+        model.out.weight.data.zero_()
+    with pytest.raises(UsageError, match=r"missing other\.weight; not in the model none"):
+        load_own_weights(model, {"into.weight": ones, "other.bias": ones[0]}, "x")

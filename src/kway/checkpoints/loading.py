@@ -45,7 +45,7 @@ def misfit(model: nn.Module, weights: Mapping[str, Any]) -> tuple[str, str, str]
     named = _by_own_names(own, weights)
     missing, extra = sorted(own.keys() - named.keys()), sorted(named.keys() - own.keys())
     if missing or extra:
-        named = _bare(own, weights)
+        named = _bare(own, _with_tied(own, weights))
         missing, strange = sorted(own.keys() - named.keys()), sorted(named.keys() - own.keys())
         return (
             f"missing {_few(missing)}; not in the model {_few(strange)}{_prefixed(extra)}",
@@ -71,12 +71,31 @@ def _own(model: nn.Module) -> dict[str, torch.Tensor]:
     return own_weights(model, model.state_dict())
 
 
-def _by_own_names(own: Collection[str], weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _by_own_names(
+    own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Return ``weights`` by the names ``own``, where these differ by prefixes of wrappers alone; else as they are."""
-    if own == weights.keys():
+    weights = _with_tied(own, weights)
+    if own.keys() == weights.keys():
         return dict(weights)
     keys = _matched(_tree(weights), _tree(own))
     return dict(weights) if keys is None else {name: weights[key] for name, key in keys.items()}
+
+
+def _with_tied(
+    own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> Mapping[str, torch.Tensor]:
+    """Return ``weights``, and under each name that the model has for the same tensor: files keep one of them."""
+    missing = {name: value for name, value in own.items() if name not in weights and value.data_ptr()}
+    if not missing:
+        return weights
+    there = {_place(own[name]): name for name in own.keys() & weights.keys()}
+    twins = {name: there[_place(value)] for name, value in missing.items() if _place(value) in there}
+    return {**weights, **{name: weights[twin] for name, twin in twins.items()}}
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _tree(names: Iterable[str]) -> _Tree:
