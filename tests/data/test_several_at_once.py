@@ -109,13 +109,28 @@ def test_another_number_of_samples_is_refused(change):
         shares(Wrong())
 
 
-def test_a_batch_that_it_makes_itself_goes_to_a_collate_function():
+@pytest.mark.parametrize("size", [1, 2])
+# Five shards: of one sample each, and one without any.
+@pytest.mark.parametrize("more", [{}, {"micro_batch": 1}, {"shards": 5}], ids=["shares", "micro", "shards"])
+@pytest.mark.parametrize("form", ["dict", "tensor"])
+def test_a_batch_that_it_makes_itself_goes_to_a_collate_function(form, more, size):
     class Columns(Several):
         def __getitems__(self, indices):
-            return {"x": X[indices], "y": torch.tensor(indices)}
+            self.calls.append(indices)
+            found = {"x": X[indices], "y": torch.tensor(indices)}
+            return found if form == "dict" else torch.column_stack([*found.values()])
 
-    found = shares(DataLoader(Columns(), batch_size=4, collate_fn=lambda batch: (batch["x"], batch["y"])))
-    assert all(torch.equal(batch[0], X[share.indices]) for share in found for batch, _ in share.micro)
+    def collate(batch):
+        return (batch["x"], batch["y"]) if form == "dict" else (batch[:, :3], batch[:, 3].long())
+
+    for rank in range(size):
+        data = Columns()
+        found = shares(DataLoader(data, batch_size=4, collate_fn=collate), rank, size, **more)
+        assert {len(indices) for indices in data.calls} <= ({1} if more else {1, 2, 3, 4})
+        for share in found:
+            for column, expected in enumerate([X[share.indices], share.indices]):
+                parts = [batch[column][:count] for batch, count in share.micro]
+                assert torch.equal(torch.cat(parts), torch.as_tensor(expected))
 
 
 def trained(context, data, **more):

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from operator import getitem
 from typing import Any, NamedTuple
 
 from torch.utils.data import Subset, default_collate
@@ -33,7 +35,8 @@ class Fetcher:
 
     A data set with ``__getitems__`` is asked for all samples of a request at once, as torch's ``DataLoader`` does.
     Where that draws random numbers it is asked for one at a time from then on: else a sample's numbers would depend on
-    which others are read with it.
+    which others are read with it. What it returns in place of a list, for one sample too, is a batch, which ``collate``
+    gets as it is.
     """
 
     dataset: Any
@@ -44,26 +47,31 @@ class Fetcher:
     def fetch(self, request: Request) -> Any:
         """Return the collated batch, or the list of samples where there is no ``collate``."""
         with preserved():
-            samples = self._at_once(request) if _gives_several(self.dataset) else self._one_by_one(request)
+            if _gives_several(self.dataset):
+                samples = self._at_once(request)
+            else:
+                samples = self._one_by_one(request, partial(getitem, self.dataset))
             return samples if self.collate is None else collated(self.collate, samples, self.seed, request)
 
-    def _one_by_one(self, request: Request, several: bool = False) -> list[Any]:
-        samples = []
+    def _one_by_one(self, request: Request, get: Callable[[int], Any]) -> list[Any]:
+        found = []
         for index in request.indices.tolist():
             seed_generators(key(self.seed, "sample", request.epoch, index))
-            samples.append(_several(self.dataset, [index])[0] if several else self.dataset[index])
-        return samples
+            found.append(get(index))
+        return found
 
     def _at_once(self, request: Request) -> Any:
+        """Return the list of samples, or a batch of them that the data set has made."""
         if not self._draws and len(request.indices) > 1:
             seed_generators(key(self.seed, "samples", request.epoch, request.step, request.first))
             before = states()
             found = _several(self.dataset, request.indices.tolist())
-            # What is no list of samples is a batch already, for a ``collate_fn`` of the user's.
+            # A batch is taken as it is, whatever was drawn for it: it has no samples to ask for.
             self._draws = isinstance(found, list | tuple) and not same(before, states())
             if not self._draws:
                 return found
-        return self._one_by_one(request, several=True)
+        found = self._one_by_one(request, lambda index: _several(self.dataset, [index]))
+        return found[0] if len(found) == 1 else [sample for (sample,) in found]
 
 
 def _gives_several(dataset: Any) -> bool:

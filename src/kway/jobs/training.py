@@ -336,7 +336,8 @@ def train(
             tell.note,
         )
         if started:
-            model = _as_trained(cast(model, precision_of(job.precision).floating), folder)
+            # What ranks left there says what their models made when they ran.
+            load_weights(cast(model, precision_of(job.precision).floating), folder)
             average = read_tensors(folder / "ema.safetensors") if job.ema is not None else None
     return Run(as_run(where.plan, record), record, model, Path(folder) if out is not None else None, average)
 
@@ -355,12 +356,6 @@ def run_rank(
         spec = in_the_way_chosen(context, spec, module).in_force()
         loop = Loop(context.world, spec, module, context.emit, context.stop, context.status)
         return loop.run(), None if model is None else loop.average
-
-
-def _as_trained(model: nn.Module, folder: Path) -> nn.Module:
-    """Give ``model`` the weights that ranks left in ``folder``, whose file says what theirs made when they ran."""
-    load_weights(model, folder)
-    return model
 
 
 @contextmanager

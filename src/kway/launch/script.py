@@ -96,8 +96,9 @@ def launch(
     if any(met) or len(met) < size or size == 1:
         return []
     return [
-        f"none of the {size} ranks has met the others: each has run the whole script for itself; to share the work it "
-        "opens a job (kway.parallel, kway.train)"
+        f"none of the {size} ranks has opened a job of kway's or a process group of torch's: each has run the "
+        "whole script for itself, unless they met in another way; to share the work it opens a job (kway.parallel, "
+        "kway.train)"
     ]
 
 
