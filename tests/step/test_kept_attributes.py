@@ -9,6 +9,7 @@ from torch import nn
 
 import kway
 from kway.step.kept_attributes import KeptAttributes
+from kway.step.plain_attributes import Noted
 
 _DRAW = torch.Generator().manual_seed(0)
 # The last batch has one sample: fewer than there are devices.
@@ -206,6 +207,52 @@ def test_what_became_a_buffer_stays_one():
     kept.end_of_step()
     assert model.n == 1
     assert model.table is model._buffers["table"]
+
+
+def test_what_was_deleted_with_a_flag_comes_back_with_it():
+    class Frees(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.freed, self.table = False, torch.ones(1)
+
+        def forward(self):
+            if not self.freed:
+                self.freed = bool(self.table.sum())
+                del self.table
+
+    model, kept = Frees(), KeptAttributes("shard", [])
+    kept.begin([model])
+    for _ in range(2):
+        model()
+        kept.end_of_piece()
+    kept.end_of_step()
+    assert model.freed
+    assert not hasattr(model, "table")
+
+
+def test_one_attribute_for_another_is_a_change():
+    model = nn.Module()
+    model.spare = torch.ones(1)
+    noted = Noted(model)
+    del model.spare
+    model.n = 1
+    assert not noted.unchanged()
+
+
+class FollowsWrongly(Follows):
+    """Its output is of the samples before."""
+
+    def forward(self, x):
+        before = getattr(self, "last", 0.0)
+        return super().forward(x) * (1 + before)
+
+
+def test_attributes_do_not_blame_the_loss(ranks):
+    job = job_of(partial(FollowsWrongly, 1, 1))
+    proof = kway.prove(job, devices="1,2", steps=3, exactness="bits", shards=4, ranks=ranks, echo=False)
+    assert proof.verdict == "fail"
+    assert "'last' of FollowsWrongly follows the samples" in str(proof)
+    assert "the loss is the likely cause" not in str(proof)
 
 
 class Saves(nn.Module):

@@ -134,7 +134,7 @@ def test_what_listens_for_new_buffers_is_never_taken_away_by_the_collector():
     gc.collect()
     before = len(torch_module._global_buffer_registration_hooks)
     model = nn.Linear(2, 2)
-    there, kept, gone = weakref.ref(model), KeptBuffers(model, [], SHARD), KeptBuffers(model, [], SHARD)
+    there, kept, gone = weakref.ref(model), *(KeptBuffers(model, [], SHARD, []) for _ in range(2))
     gone.close()
     assert len(torch_module._global_buffer_registration_hooks) == before + 1
     handle = kept._hook

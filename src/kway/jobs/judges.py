@@ -80,15 +80,15 @@ class Case:
 class Judge(ABC):
     """Judges candidates on one case, beside a reference.
 
-    ``notices``: lines for the user, ``doubts`` among them: what in the loss may not add up; ``optimizer``: what the
-    reference began with (``optimizer_facts``); ``divides``: its class where it divides by the root of squares of
+    ``notices``: lines for the user, ``loss_doubts`` among them: what in the loss may not add up; ``optimizer``: what
+    the reference began with (``optimizer_facts``); ``divides``: its class where it divides by the root of squares of
     gradients; ``uneven``: that parts of one batch came in several shapes.
     """
 
     def __init__(self, case: Case, reference: Reference | ShardReference) -> None:
         self.case = case
         self.notices: list[str] = []
-        self.doubts: list[str] = []
+        self.loss_doubts: list[str] = []
         self.uneven: list[str] = []
         self.optimizer = optimizer_facts(reference.optimizer)
         self.divides = ""
@@ -96,7 +96,7 @@ class Judge(ABC):
     def _hear(self, result: dict[str, Any]) -> None:
         """Keep what a candidate has to say."""
         self.notices += [*result["notices"], *result["doubts"]]
-        self.doubts += result["doubts"]
+        self.loss_doubts += result["loss_doubts"]
         self.uneven += result["uneven"]
 
     @abstractmethod

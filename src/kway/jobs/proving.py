@@ -264,7 +264,7 @@ def _blamed(judge: Judge, rows: list[dict[str, Any]]) -> list[str]:
     if not differing(rows):
         return []
     padding = [f"a possible cause of what differs: {line}" for line in judge.uneven[:1]]
-    return [*([BLAMED] if judge.doubts else []), *padding]
+    return [*([BLAMED] if judge.loss_doubts else []), *padding]
 
 
 def _gpus(sets: list[list[str]], cluster: Cluster) -> list[str]:

@@ -1,4 +1,7 @@
-"""What the modules of a reference's model keep beside tensors: a step that is taken again begins with the same."""
+"""What the modules of a reference's model keep beside tensors: a step that is taken again begins with the same.
+
+It shares nothing with ``kway.step`` on purpose: what is proved must not be judged by its own rule.
+"""
 
 from typing import Any
 

@@ -64,7 +64,8 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
     """Take all steps. Returns ``shares`` (samples by step and rank); ``strays``: for each step, the first tensor
     in which a rank differs from rank 0, as (rank, tensor), or ``None``; ``digests``: for each step, the SHA-256
     of every tensor of rank 0 by name; ``step_kind`` and ``notices``: how the steps really ran, and why; ``doubts``:
-    what in the loss may not add up; ``uneven``: that parts of one batch came in several shapes.
+    what may follow the number of devices, and ``loss_doubts``, those about the loss; ``uneven``: that parts of one
+    batch came in several shapes.
     """
     model = build(spec.job) if model is None else model
     largest = max(len(indices) for _, indices in spec.batches)
@@ -99,7 +100,8 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
                 digests.append(every[0])
                 if world.is_main and not spec.free:
                     after_file(spec.folder, step).write_bytes(to_bytes(result))
-            ran, notices, doubts = engine.ran, [*engine.notices, *engine.at_the_end], engine.doubts
+            ran, notices = engine.ran, [*engine.notices, *engine.at_the_end]
+            doubts, loss_doubts = engine.doubts, engine.loss_doubts
             padded = uneven(engine.mesh.world.objects, shapes)
         finally:
             engine.close()
@@ -110,6 +112,7 @@ def run(world: World, spec: CandidateSpec, model: nn.Module | None = None) -> di
         "step_kind": ran,
         "notices": notices,
         "doubts": doubts,
+        "loss_doubts": loss_doubts,
         "uneven": padded,
     }
 

@@ -45,6 +45,7 @@ class StepCore(ABC):
     """Forward passes and the update; a subclass says how a batch becomes gradients.
 
     ``kept``: what keeps buffers and attributes the same over the pieces of a batch, if anything does.
+    ``attribute_doubts``: its lines for the user about attributes. Those about the loss are ``rule.doubts``.
     """
 
     kept: KeptBuffers | None
@@ -77,6 +78,7 @@ class StepCore(ABC):
         self.group, self.signs = group, Signs(group, telling)
         # What numbers are drawn from, given the keys of a step's places.
         self.draws: Callable[[Sequence[int], torch.device], Draws] = Keyed
+        self.attribute_doubts: list[str] = []
         self._stepped, self._other_loss = True, False
         # Of steps whose gradients are scaled: how many there were, and how many of them overflowed.
         self._scaled, self._overflowed = 0, 0

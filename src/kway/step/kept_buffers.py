@@ -1,5 +1,7 @@
 """Buffers that a forward pass changes, where a batch is computed in pieces: each piece starts from the step's own.
 
+Plain attributes go along (``kept_attributes``), so that both begin and end with the same pieces.
+
 Pieces are the shards of level bits, or micro-batches. Batch normalisation over shards is not among them (see
 ``pooled``). What follows from the weights alone, such as the vectors of spectral normalisation or a counter, comes out
 the same for every piece, and moves once a step as on a whole batch. What depends on the samples would be another on
@@ -57,10 +59,8 @@ class KeptBuffers:
     ``doubts``: gets lines for the user about attributes.
     """
 
-    def __init__(
-        self, model: nn.Module, without: list[nn.Module], piece: Piece, doubts: list[str] | None = None
-    ) -> None:
-        self._piece, self._attributes = piece, KeptAttributes(piece.name, [] if doubts is None else doubts)
+    def __init__(self, model: nn.Module, without: list[nn.Module], piece: Piece, doubts: list[str]) -> None:
+        self._piece, self._attributes = piece, KeptAttributes(piece.name, doubts)
         left_out = {id(module) for module in without}
         # Also those that have no buffer yet.
         self._modules = [(n, module) for n, module in model.named_modules() if id(module) not in left_out]
@@ -101,7 +101,7 @@ class KeptBuffers:
     def begin(self, modules: Sequence[nn.Module]) -> None:
         """Take the values from which every piece of a step starts. Copies only what changed since the last step.
 
-        ``modules``: those of the model as they are now, whose attributes count.
+        ``modules``: the model and those in it as they are now, whose attributes count.
         """
         self._attributes.begin(modules)
         now = {}

@@ -63,9 +63,9 @@ class LossRule:
 
     ``rule(output, target, samples)`` returns ``(total, weight)``: a differentiable scalar, the sum over the
     share, and a scalar tensor; or what an ending makes of them. ``averaged`` says whether the global value is the sum
-    of totals divided by the sum of weights, or the plain sum of totals. ``doubts``: what in the loss may not add up,
-    found while it ran, each line once. ``changed``: takes over what the user has changed in a loss module since the
-    last step, and says whether that was anything.
+    of totals divided by the sum of weights, or the plain sum of totals. ``doubts``: what in the loss, or in a
+    metric (``Tally``), may not add up, found while it ran, each line once. ``changed``: takes over what the user has
+    changed in a loss module since the last step, and says whether that was anything.
 
     ``builtin``: whether ``compute`` checks only, and returns what ``summed`` then computes in tensors alone, so that
     it can be compiled.

@@ -20,6 +20,10 @@ _NAMED = 3
 class Gone:
     """Stands for an attribute that is not there."""
 
+    def __reduce__(self) -> str:
+        # Also in another process, and in a copy, there is one alone.
+        return "GONE"
+
 
 GONE = Gone()
 
@@ -35,7 +39,7 @@ class Noted:
 
     def __init__(self, module: nn.Module) -> None:
         self.own, self.of_user = vars(module), is_the_users(type(module).__module__)
-        self._names = frozenset(self.own)
+        self._names, self._parts = frozenset(self.own), _parts(self.own)
         self.plain = {n: v for n, v in self.own.items() if n not in OF_TORCH and is_plain(v)}
         self._others: dict[str, Any] = {}
 
@@ -47,9 +51,14 @@ class Noted:
 
     def unchanged(self) -> bool:
         """Whether its plain attributes are the same objects, and there are no others: a cheap look."""
-        return len(self.own) == len(self._names) and all(
+        return self.own.keys() == self._names and all(
             map(is_, map(self.own.get, self.plain), self.plain.values())
         )
+
+    def has_other_parts(self) -> bool:
+        """Whether parameters or modules in it have been added, replaced or taken away."""
+        now = _parts(self.own)
+        return now.keys() != self._parts.keys() or not all(now[n] is part for n, part in self._parts.items())
 
     def moved(self) -> dict[str, Any]:
         """Return by name which plain attributes say something else now, ``GONE`` where they are not there any more."""
@@ -64,8 +73,8 @@ class Noted:
         return found | {name: self.own[name] for name in new if is_plain(self.own[name])}
 
     def left(self) -> dict[str, Any]:
-        """Return what ``moved`` does, and where that is anything what else was assigned: what is made once (a table)
-        goes with what says so (its length).
+        """Return what ``moved`` does, and where that is anything what else was assigned or deleted: what is made once
+        (a table) goes with what says so (its length).
         """
         found = self.moved()
         if not found:
@@ -75,6 +84,9 @@ class Noted:
             new = name not in self._names and name not in OF_TORCH
             if (new or (name in known and known[name] is not value)) and not _of_a_pass(value):
                 found.setdefault(name, value)
+        for name in self._others.keys() - self.own.keys():
+            if not self._in_a_table(name):
+                found[name] = GONE
         return found
 
     def put_back(self, names: Sequence[str]) -> None:
@@ -112,7 +124,7 @@ class SinceThen:
         self._said = True
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         return [
-            f"attributes of the model have changed since it was built ({', '.join(found[:_NAMED])}{more}), which no "
+            f"attributes of the model have changed since the run began ({', '.join(found[:_NAMED])}{more}), which no "
             "checkpoint holds: a run that goes on begins with what the model is built with. Where the output follows "
             "them, register buffers"
         ]
@@ -131,6 +143,12 @@ def _without_extra_state(model: nn.Module) -> Iterator[nn.Module]:
         inside = any(f"{path}.".startswith(prefix) for prefix in saving)
         if not inside and is_the_users(type(module).__module__):
             yield module
+
+
+def _parts(own: dict[str, Any]) -> dict[str, Any]:
+    # Those of a scripted module are no dicts.
+    tables = [own.get(name) for name in ("_parameters", "_modules")]
+    return {name: part for table in tables if isinstance(table, dict) for name, part in table.items()}
 
 
 def _of_a_pass(value: Any) -> bool:

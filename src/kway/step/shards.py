@@ -59,7 +59,7 @@ class ShardStep(StepCore):
         self._tree = TreeReducer(group.apart(), shards, held)
         self._lay_out()
         # Last: what it begins to listen to has to be closed.
-        self.kept: KeptBuffers = KeptBuffers(model, [*statistics.layers], SHARD, self.rule.doubts)
+        self.kept: KeptBuffers = KeptBuffers(model, [*statistics.layers], SHARD, self.attribute_doubts)
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed: see ``StepCore.prepare``."""

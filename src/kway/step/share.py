@@ -77,7 +77,7 @@ class ShareStep(StepCore):
         self.written, self.told = written, told
         # Whether backward passes so far had collectives of their own; unknown before the first one.
         self._alone: bool | None = None
-        self.kept = KeptBuffers(model, [], MICRO_BATCH, self.rule.doubts) if keeps_buffers else None
+        self.kept = KeptBuffers(model, [], MICRO_BATCH, self.attribute_doubts) if keeps_buffers else None
 
     def prepare(self, share: Share) -> bool:
         """Do what a step needs of the host before anything is computed: see ``StepCore.prepare``."""

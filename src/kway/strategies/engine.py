@@ -86,8 +86,12 @@ class Engine:
         check_level(layout, level, shards)
         check_step_kind(layout, step_kind)
         check_model(job, model, layout, level, batch_size, shards, trains)
-        self.job, self.layout, self.level, self.settings = job, dict(layout), level, settings
-        self._is_main, self._warned = world.is_main, list[str]()
+        self.job = job
+        self.layout = dict(layout)
+        self.level = level
+        self.settings = settings
+        self._is_main = world.is_main
+        self._warned: list[str] = []
         self._level = level_of(level)
         self.device = torch.device(world.device)
         if self.device.type == "cpu":
@@ -117,16 +121,7 @@ class Engine:
             if trains:
                 # Evaluation uses no statistics of its batches.
                 self.part.opened.enter_context(opened(OpenJob(level, self.model, self.equalise)))
-            known = axes()
-            for axis in layout:
-                if known[axis].splits_batch:
-                    self.part.place = self.part.place * layout[axis] + self.mesh.coordinate(axis)
-                    self.part.shares *= layout[axis]
-                    self.part.batch_group = self.mesh.group(axis)
-            pieces = piece_bytes(settings, self.device, step_kind, self.model, self.part.shares, level)
-            self.part.bucket_bytes = settings.bucket_bytes or pieces
-            for axis in sorted(layout, key=lambda name: known[name].order):
-                known[axis].apply(self.part, self.mesh.group(axis))
+            pieces = self._fold(step_kind)
             cut = self._level.cut(job, self.part.shares, -(-batch_size // self.part.shares), shards)
             self._scripted = scripted(self.model) if cut is not None else []
             self.part.notes += hooked_layers(self.model, cut) if trains else []
@@ -139,10 +134,8 @@ class Engine:
                 self._step = self._level.open(self.part, self.optimizer)
             self._step.cut = None if cut is None else (cut, level)
             self._lengths = Lengths(self._step.rule.doubts)
-            self._evaluation, self._since = (
-                Evaluation(self._step, self.part, self.status),
-                SinceThen(self.model),
-            )
+            self._evaluation = Evaluation(self._step, self.part, self.status)
+            self._since = SinceThen(self.model)
             if self._step.kept is not None:
                 self.part.opened.callback(self._step.kept.close)
             self._runner: Runner = open_kind(step_kind, self._step, self.part.opened, settings, pieces)
@@ -150,6 +143,20 @@ class Engine:
         except BaseException:
             self.close()
             raise
+
+    def _fold(self, step_kind: str) -> int | None:
+        """Give the part its place in the batch, and what the axes make of it. Return the size of pieces in bytes."""
+        known = axes()
+        for axis, size in self.layout.items():
+            if known[axis].splits_batch:
+                self.part.place = self.part.place * size + self.mesh.coordinate(axis)
+                self.part.shares *= size
+                self.part.batch_group = self.mesh.group(axis)
+        pieces = piece_bytes(self.settings, self.device, step_kind, self.model, self.part.shares, self.level)
+        self.part.bucket_bytes = self.settings.bucket_bytes or pieces
+        for axis in sorted(self.layout, key=lambda name: known[name].order):
+            known[axis].apply(self.part, self.mesh.group(axis))
+        return pieces
 
     def ask(self, wishes: int) -> None:
         """Tell all other ranks a small whole number with the next step's gradients: see ``Outcome.asked``."""
@@ -213,12 +220,17 @@ class Engine:
 
     @property
     def doubts(self) -> list[str]:
-        """Lines for the user about a loss that may not add up, once it has run: see ``LossRule``."""
+        """Lines for the user about what may follow the number of devices, once it has run: loss and attributes."""
+        return [*self.loss_doubts, *self._step.attribute_doubts]
+
+    @property
+    def loss_doubts(self) -> list[str]:
+        """Those of ``doubts`` about a loss, or a metric, that may not add up: see ``LossRule``."""
         return list(self._step.rule.doubts)
 
     def warn(self) -> None:
         """Say each of ``doubts`` once, on rank 0 alone, on standard error."""
-        new = [line for line in self._step.rule.doubts if line not in self._warned]
+        new = [line for line in self.doubts if line not in self._warned]
         self._warned += new
         for line in new if self._is_main else []:
             print(f"kway: warning: {line}", file=sys.stderr, flush=True)
