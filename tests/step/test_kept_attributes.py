@@ -302,3 +302,92 @@ def test_an_own_loop_says_it_once(tmp_path, capsys):
                 p.step(batch)
             p.checkpoint(tmp_path / "there", 1)
     assert len(about_attributes(capsys.readouterr().err.splitlines())) == 1
+
+
+class Flagged(nn.Module):
+    """Sets weights from the first samples that it sees, as layers of flows do, and a flag that says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.last, self.ready = nn.Parameter(torch.ones(4).double()), nn.Linear(4, 1).double(), False
+
+    def forward(self, x):
+        if not self.ready:
+            with torch.no_grad():
+                self.scale.copy_(1 / x.std(0))
+            self.ready = True
+        return self.last(x * self.scale)
+
+
+class Bank(nn.Module):
+    """Writes what it sees into a table, row by row."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.rows, self.at = nn.Linear(4, 1).double(), torch.zeros(8, 4).double(), 0
+
+    def forward(self, x):
+        self.rows[self.at : self.at + len(x)] = x.detach()
+        self.at = (self.at + len(x)) % 8
+        return self.last(x + self.rows.mean(0))
+
+
+@pytest.mark.parametrize("kind", [Flagged, Bank])
+def test_what_goes_with_a_tensor_that_is_written_stays_with_it(kind):
+    """As with gradients that plain torch accumulates: such a tensor cannot be taken back."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(16, 4, generator=draw).double(), torch.randn(16, 1, generator=draw).double()
+
+    def made():
+        torch.manual_seed(1)
+        return kind()
+
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for first in (0, 8):
+        optimizer.zero_grad()
+        for piece in (first, first + 4):
+            (nn.functional.mse_loss(model(x[piece : piece + 4]), y[piece : piece + 4]) / 2).backward()
+        optimizer.step()
+    job = kway.Job(
+        model=made,
+        loss=nn.MSELoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=(x, y),
+        batch_size=8,
+        micro_batch=4,
+        shuffle=False,
+    )
+    got = kway.train(job, devices="cpu:1", epochs=1, echo=False).model
+    torch.testing.assert_close(got.last.weight, model.last.weight, rtol=0, atol=1e-14)
+
+
+class Caching(nn.Module):
+    """Keeps a table by its length, and how often it was asked."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.last, self.length, self.made, self.counts, self.asked = nn.Linear(4, 1), 0, False, counts, 0
+
+    def forward(self, x):
+        if self.length < 4:
+            self.length, self.table = 4, torch.arange(4.0)
+        self.asked += self.counts
+        return self.last(x + self.table)
+
+
+def test_a_cache_is_no_reason_for_a_notice_and_a_count_is(tmp_path):
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+    for counts, said in ((0, []), (1, ["'asked' of Caching"])):
+        job = kway.Job(
+            model=partial(Caching, counts),
+            loss=nn.MSELoss(),
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            data=(x, y),
+            batch_size=4,
+        )
+        out = tmp_path / str(counts)
+        run = kway.train(job, devices="cpu:1", epochs=2, out=out, checkpoint_every="1epochs", echo=False)
+        lines = [line for line in run.record.notices if line.startswith("attributes of the model")]
+        assert len(lines) == len(said)
+        assert all(text in line for text, line in zip(said, lines, strict=True))

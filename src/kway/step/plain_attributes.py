@@ -42,12 +42,18 @@ class Noted:
         self._names, self._parts = frozenset(self.own), _parts(self.own)
         self.plain = {n: v for n, v in self.own.items() if n not in OF_TORCH and is_plain(v)}
         self._others: dict[str, Any] = {}
+        self._versions: list[tuple[torch.Tensor, int]] = []
 
     def note_others(self) -> None:
-        """Note which other objects the user's class holds, but for those of a forward pass."""
+        """Note which other objects the user's class holds, but for those of a forward pass; and tensors as they are."""
         if self.of_user:
             skipped = OF_TORCH | self.plain.keys()
             self._others = {n: v for n, v in self.own.items() if n not in skipped and not _of_a_pass(v)}
+            held = (v for v in (*self._others.values(), *self._parts.values()) if isinstance(v, torch.Tensor))
+            self._versions = [(tensor, tensor._version) for tensor in held if not tensor.is_inference()]
+
+    def _has_written(self) -> bool:
+        return any(tensor._version != version for tensor, version in self._versions)
 
     def unchanged(self) -> bool:
         """Whether its plain attributes are the same objects, and there are no others: a cheap look."""
@@ -75,10 +81,13 @@ class Noted:
     def left(self) -> dict[str, Any]:
         """Return what ``moved`` does, and where that is anything what else was assigned or deleted: what is made once
         (a table) goes with what says so (its length).
+
+        Nothing where the module has written into a parameter, or a tensor in an attribute: such a thing cannot be taken
+        back, and a flag that says that it was done has to stay with it.
         """
         found = self.moved()
-        if not found:
-            return found
+        if not found or self._has_written():
+            return {}
         known = {**self.plain, **self._others}
         for name, value in self.own.items():
             new = name not in self._names and name not in OF_TORCH
@@ -108,16 +117,28 @@ class Noted:
 
 
 class SinceThen:
-    """What a run's checkpoints do not hold: plain attributes of the user's modules that have changed since it began."""
+    """What a run's checkpoints do not hold: plain attributes of the user's modules that have changed since it began.
+
+    Of numbers and texts those that go on changing after the first step: what a cache notes is made anew. A flag counts
+    at once: it may say that weights have been set.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._noted = [(type(module).__name__, Noted(module)) for module in _without_extra_state(model)]
+        self._settled: dict[int, Noted] | None = None
         self._said = False
+
+    def settle(self, model: nn.Module) -> None:
+        """Take what there is after the first step for what numbers and texts settle on."""
+        if self._settled is None:
+            noted = map(Noted, _without_extra_state(model))
+            self._settled = {id(each.own): each for each in noted}
 
     def lines(self) -> list[str]:
         """Return what is to be said of them, once."""
-        looked = [] if self._said else [each for each in self._noted if not each[1].unchanged()]
-        pairs = [(name, kind) for kind, noted in looked for name in noted.moved()]
+        if self._said:
+            return []
+        pairs = [(name, kind) for kind, noted in self._noted for name in self._told(noted)]
         found = [f"{name!r} of {kind}" for name, kind in dict.fromkeys(pairs)]
         if not found:
             return []
@@ -128,6 +149,12 @@ class SinceThen:
             "checkpoint holds: a run that goes on begins with what the model is built with. Where the output follows "
             "them, register buffers"
         ]
+
+    def _told(self, noted: Noted) -> list[str]:
+        moved = {} if noted.unchanged() else noted.moved()
+        settled = (self._settled or {}).get(id(noted.own))
+        goes_on = settled.moved() if moved and settled is not None else {}
+        return [name for name, value in moved.items() if isinstance(value, bool) or name in goes_on]
 
 
 def _without_extra_state(model: nn.Module) -> Iterator[nn.Module]:

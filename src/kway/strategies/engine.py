@@ -262,12 +262,14 @@ class Engine:
         check_scripted(self._scripted)
         try:
             with self.memory.explains("step", share), self.part.taking(self._step):
-                return self._runner.run(share, step, tally)
+                outcome = self._runner.run(share, step, tally)
         except Exception as error:
             told = not_again(error, self.model) or without_statistics(error, share.total)
             if told is None:
                 raise
             raise told from error
+        self._since.settle(self.model)
+        return outcome
 
     def draw_alike(self, step: int) -> None:
         """Let what follows ``step`` steps draw the same numbers on all ranks, however the last one was taken."""
