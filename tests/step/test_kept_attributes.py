@@ -231,10 +231,9 @@ def test_what_was_deleted_with_a_flag_comes_back_with_it():
 
 
 def test_one_attribute_for_another_is_a_change():
-    model = nn.Module()
-    model.spare = torch.ones(1)
+    model = Cached()
     noted = Noted(model)
-    del model.spare
+    del model.other
     model.n = 1
     assert not noted.unchanged()
 
