@@ -308,7 +308,11 @@ class Flagged(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.scale, self.last, self.ready = nn.Parameter(torch.ones(4).double()), nn.Linear(4, 1).double(), False
+        self.scale, self.last, self.ready = (
+            nn.Parameter(torch.ones(4).double()),
+            nn.Linear(4, 1).double(),
+            False,
+        )
 
     def forward(self, x):
         if not self.ready:
