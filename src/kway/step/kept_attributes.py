@@ -43,10 +43,18 @@ class KeptAttributes:
         self._left = None
 
     def end_of_piece(self) -> None:
-        """Put the step's values back."""
+        """Put the step's values back.
+
+        Not where the pass has written into a parameter of the model, or a tensor in an attribute: that cannot be taken
+        back, and a flag that says that it was done has to stay, wherever in the model it is.
+        """
         left: Left = {}
-        for place, noted in enumerate(self._noted):
-            if not noted.unchanged() and (found := noted.left()):
+        changed = [place for place, noted in enumerate(self._noted) if not noted.unchanged()]
+        if changed and any(noted.is_written() for noted in self._noted):
+            changed = []
+        for place in changed:
+            noted = self._noted[place]
+            if found := noted.left():
                 left[place] = found
                 noted.put_back([*found])
         if self._left is None:

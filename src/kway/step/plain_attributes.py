@@ -49,10 +49,11 @@ class Noted:
         if self.of_user:
             skipped = OF_TORCH | self.plain.keys()
             self._others = {n: v for n, v in self.own.items() if n not in skipped and not _of_a_pass(v)}
-            held = (v for v in (*self._others.values(), *self._parts.values()) if isinstance(v, torch.Tensor))
-            self._versions = [(tensor, tensor._version) for tensor in held if not tensor.is_inference()]
+        held = (v for v in (*self._others.values(), *self._parts.values()) if isinstance(v, torch.Tensor))
+        self._versions = [(tensor, tensor._version) for tensor in held if not tensor.is_inference()]
 
-    def _has_written(self) -> bool:
+    def is_written(self) -> bool:
+        """Whether a parameter, or a tensor in an attribute, has been written into since then."""
         return any(tensor._version != version for tensor, version in self._versions)
 
     def unchanged(self) -> bool:
@@ -81,13 +82,10 @@ class Noted:
     def left(self) -> dict[str, Any]:
         """Return what ``moved`` does, and where that is anything what else was assigned or deleted: what is made once
         (a table) goes with what says so (its length).
-
-        Nothing where the module has written into a parameter, or a tensor in an attribute: such a thing cannot be taken
-        back, and a flag that says that it was done has to stay with it.
         """
         found = self.moved()
-        if not found or self._has_written():
-            return {}
+        if not found:
+            return found
         known = {**self.plain, **self._others}
         for name, value in self.own.items():
             new = name not in self._names and name not in OF_TORCH
