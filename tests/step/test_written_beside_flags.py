@@ -41,3 +41,16 @@ def test_a_flag_stays_where_a_layer_further_in_was_written(options):
     )
     run = kway.train(job, epochs=2, echo=False, **{"devices": "cpu:1", **options})
     assert run.model.last.weight.tolist() == [[2.0, 2.0]]
+
+
+def test_a_proof_at_bits_lets_it_stay():
+    data = torch.rand(16, 2, generator=torch.Generator().manual_seed(0)), torch.ones(16, 1)
+    job = kway.Job(
+        model=Doubling,
+        loss=nn.MSELoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        data=data,
+        batch_size=16,
+    )
+    proof = kway.prove(job, devices="cpu:1", exactness="bits", steps=2, echo=False)
+    assert proof.verdict == "pass", [(row["equal"], row["reason"]) for row in proof.candidates]

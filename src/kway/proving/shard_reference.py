@@ -39,14 +39,18 @@ class ShardReference(Reference):
         start, attributes = buffers_of(self.model), attributes_of(self.model)
         left = attributes
         hooks = [norm.register_forward_pre_hook(_note(seen[norm])) for norm in self._norms]
+        versions = _versions(self.model)
         for shard in batch:
             _renew(start)
-            give_back(attributes)
+            # A flag that says that a weight was set stays with the weight.
+            if versions == _versions(self.model):
+                give_back(attributes)
             args, kwargs, target = self.split(move(shard, self.device, self.floating))
             outputs.append(self.model(*args, **kwargs))
             targets.append(target)
             left = attributes_of(self.model) if len(targets) == 1 else left
-        give_back(left)
+        if versions == _versions(self.model):
+            give_back(left)
         for hook in hooks:
             hook.remove()
         for norm, values in seen.items():
@@ -69,6 +73,10 @@ def _renew(start: Held) -> None:
     for module, buffers in start:
         module._buffers.clear()
         module._buffers.update({n: None if v is None else v.clone() for n, (_, v) in buffers.items()})
+
+
+def _versions(model: nn.Module) -> list[int]:
+    return [parameter._version for parameter in model.parameters()]
 
 
 def _running(norm: _BatchNorm) -> _Running:
